@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from graphs import bf16, f16, f32, f64
 from reduced_dtypes import xor
+from support.over_slabs import OVER_SLABS
 from torch import Tensor
 
 from mixorder.report import RegionRecord
@@ -252,9 +253,9 @@ PROGRAMS: dict[Function, tuple[torch.dtype, ...]] = {
     columns: ALL,
     softmaxes: ALL,
 }
-# With a batch or a common axis; of a DiT block some norms have one.
+# With a batch or a common axis, or over slabs; of a DiT block some norms have one.
 NOT_SHARED = ["Cohere QK-norm", "adaLN", "DiT block", "mean over tokens after"]
-NOT_SHARED += ["conv bias and gate", "GroupNorm"]
+NOT_SHARED += ["conv bias and gate", *OVER_SLABS]
 PLAIN = (labelled, values_of_maxima, softmaxes)  # of one dim a side
 NOT_EMPTY = (extremes, values_of_maxima, softmaxes)  # nothing has no largest element
 ROUGH = (many,)  # with sums of sums, whose terms cancel

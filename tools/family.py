@@ -155,7 +155,7 @@ def cells(name: str, stock: Measured, ours: Measured) -> list[str]:
 def faults(case: Case, small: bool, stock: Measured, ours: Measured) -> list[str]:
     """Failures of the case. At small sizes launches dominate, so time and bytes are not checked."""
     shape = case.shapes.small if small else case.shapes.training
-    expected = case.expected(shape, 0 if small else Options().min_numel)
+    expected = case.expected(shape, 0 if small else Options().min_numel, DEVICE)
     checks = {
         "not fused as it should be": (ours.fused, ours.declined) != expected,
         "slower": not small and ours.microseconds > stock.microseconds * SLACK,

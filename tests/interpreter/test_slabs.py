@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from grids import crossed
 from running import OFF, ON, Counting, Tensors, check, compiled, exact_gradients, gradients, unfused
 from support.effects import watched
 from support.inputs import poisoned
+from support.over_slabs import OVER_SLABS, Responses, Shifted, Stored
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as fx_config
@@ -25,17 +26,6 @@ from mixorder.schedule import slabs
 from mixorder.strategies.slabs import SLABS
 
 Make = Callable[[], nn.Module]
-
-
-class Added(nn.Module):
-    """The end of a residual block: its gradient goes on to two tensors."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(channels)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.norm(x) + x * 0.5)
 
 
 class Blocks(nn.Module):
@@ -53,22 +43,15 @@ class Blocks(nn.Module):
         return x
 
 
+# `support/over_slabs.py` has the norms in their usual forms.
 NORMS: dict[str, tuple[Make, tuple[int, ...]]] = {
-    "batch": (lambda: nn.Sequential(nn.BatchNorm2d(24), nn.ReLU()), (4, 24, 18, 16)),
-    "batch, 13 channels": (lambda: nn.Sequential(nn.BatchNorm2d(13), nn.ReLU()), (5, 13, 17, 15)),
     "batch of one": (lambda: nn.BatchNorm2d(16), (1, 16, 40, 30)),
-    "batch of vectors": (lambda: nn.Sequential(nn.BatchNorm1d(24), nn.ReLU()), (1200, 24)),
-    "batch of sequences": (lambda: nn.BatchNorm1d(24), (5, 24, 300)),
-    "batch of long sequences": (lambda: nn.BatchNorm1d(8), (5, 8, 500)),
     "batch, no running statistics": (lambda: nn.BatchNorm2d(16, track_running_stats=False), (4, 16, 20, 16)),
     "batch, no statistics in evaluation": (
         lambda: nn.BatchNorm2d(16, track_running_stats=False).eval(),
         (4, 16, 20, 16),
     ),
     "batch, no parameters": (lambda: nn.BatchNorm2d(16, affine=False), (4, 16, 20, 16)),
-    "batch, added": (lambda: Added(16), (4, 16, 20, 16)),
-    "group": (lambda: nn.Sequential(nn.GroupNorm(8, 64), nn.SiLU()), (3, 64, 12, 8)),
-    "groups of 10": (lambda: nn.Sequential(nn.GroupNorm(4, 40), nn.SiLU()), (3, 40, 7, 9)),
     "group, no parameters": (lambda: nn.GroupNorm(4, 32, affine=False), (3, 32, 12, 8)),
     "instance": (
         lambda: nn.Sequential(nn.InstanceNorm2d(17, affine=True), nn.LeakyReLU()),
@@ -97,8 +80,6 @@ def of_slabs(module: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> tuple[Tens
 @pytest.mark.parametrize("name", NORMS)
 def test_gradients(name: str, last: bool) -> None:
     make, shape = NORMS[name]
-    if last and len(shape) != 4:
-        pytest.skip("no images")
     torch.manual_seed(1)
     module = randomised(make(), f32)
     x, dy = (lying(shape, f32, last) for _ in range(2))
@@ -108,19 +89,6 @@ def test_gradients(name: str, last: bool) -> None:
     assert all(len(one.kernels) == 3 for one in found)
     check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
     assert all(g.stride() == r.stride() for g, r in zip(ours, unfused(module, x, dy), strict=True))
-
-
-@pytest.mark.parametrize("name", ["batch", "group", "groups of 10"])
-def test_half_precision_and_the_same_bits(name: str) -> None:
-    make, shape = NORMS[name]
-    torch.manual_seed(2)
-    module = randomised(make(), bf16)
-    x, dy = (lying(shape, bf16, True) for _ in range(2))
-    ours, found = of_slabs(module, x, dy)
-    assert len(found) == 1
-    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
-    for mine, again in zip(ours, gradients(module, x, dy, ON), strict=True):
-        assert torch.equal(mine, again)
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
@@ -162,38 +130,48 @@ def test_a_frozen_weight() -> None:
     check(ours, stock, exact, x.numel() // 16)
 
 
-ANY_BATCH = [
-    *["batch, 13 channels", "batch of vectors", "batch of sequences", "batch, added"],
-    *["groups of 10", "group, no parameters", "instance"],
-]
-
-
-@pytest.mark.parametrize("last", [False, True], ids=["nchw", "channels last"])
-@pytest.mark.parametrize("name", ANY_BATCH)
-def test_one_compile_for_all_batches(name: str, last: bool) -> None:
-    """Also where a program has no element, or the second kernel has several tiles of samples. The pass adds
-    no guard. `backed_size_oblivious` lets a batch of 1 into the graph, where torch has none against it, and
-    one of 0 where nothing is divided by it: run node by node, a graph also divides if that is not needed."""
-    make, shape = NORMS[name]
-    if last and len(shape) != 4:
-        pytest.skip("no images")
-    torch.manual_seed(9)
-    module, backend, first = randomised(make(), f32), Counting(), shape[0]
-    if len(shape) == 2 or name == "instance" or ("group" in name and last):
-        least = 2
-    else:
-        least = 0 if "group" in name else 1
+def of_any_batch(module: nn.Module, batches: Iterable[Sequence[torch.Tensor]]) -> list[RegionRecord]:
+    """The records of regions over slabs, after one compile for inputs of several batches. The pass adds no
+    guard. `backed_size_oblivious` lets a batch of 1 into the graph, where torch has none against it, and one
+    of 0 where nothing is divided by it: run node by node, a graph also divides if that is not needed."""
+    backend, exact = Counting(), copy.deepcopy(module).double()
     torch._dynamo.reset()
     with fx_config.patch(backed_size_oblivious=True), collect() as records, watched(moved := list[str]()):
         function = torch.compile(module, backend=backend, dynamic=False)
-        for batch in (first, 2 * first + 3, least):
-            x, dy = (lying((batch, *shape[1:]), f32, last) for _ in range(2))
-            torch._dynamo.maybe_mark_dynamic(x.requires_grad_(), 0)
-            ours = torch.autograd.grad(function(x), [x, *module.parameters()], dy)
-            check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
-    found = [r for r in records if isinstance(r, RegionRecord) and r.strategy == SLABS.name]
-    assert len(found) == (name != "instance" or last)
+        for inputs in batches:
+            dy = torch.randn_like(inputs[0])
+            for one in inputs:
+                torch._dynamo.maybe_mark_dynamic(one.requires_grad_(), 0)
+            wide = [t.detach().double().requires_grad_() for t in inputs]
+            ours, stock, truth = (
+                torch.autograd.grad(f(*given), [*given, *f.parameters()], dy.to(given[0].dtype))
+                for f, given in ((function, inputs), (module, inputs), (exact, wide))
+            )
+            check(ours, stock, truth, dy.numel() // dy.shape[1])
     assert backend.compiles == 1 and not moved
+    return [r for r in records if isinstance(r, RegionRecord) and r.strategy == SLABS.name]
+
+
+# Samples of the smallest batch, where it is not 1.
+LEAST = {"BatchNorm1d, ReLU": 2, "GroupNorm, SiLU": 0, "GRN of ConvNeXt-V2": 2}
+LEAST |= {name: 2 for name, case in OVER_SLABS.items() if case.forward(*case.shapes.small)}
+# The first has a parameter for each sample; the second takes the interpreter long.
+NOT_ANY_BATCH = ("bias of samples, GroupNorm, SiLU", "InstanceNorm3d, LeakyReLU")
+
+
+@pytest.mark.parametrize("name", [name for name in OVER_SLABS if name not in NOT_ANY_BATCH])
+def test_one_compile_for_all_batches(name: str) -> None:
+    """Also where a program has no element, or the second kernel has several tiles of samples."""
+    torch.manual_seed(9)
+    case, (first, *sizes) = OVER_SLABS[name], OVER_SLABS[name].shapes.small
+    batches = (
+        [
+            torch.randn(batch, *sizes).mul(2).add(1).contiguous(memory_format=case.memory_format)
+            for _ in case.inputs
+        ]
+        for batch in (first, 2 * first + 3, LEAST.get(name, 1))
+    )
+    assert len(of_any_batch(case.make(first, *sizes), batches)) == len(case.fused(first, *sizes))
 
 
 LEFT: dict[str, tuple[Make, tuple[int, ...]]] = {
@@ -219,24 +197,13 @@ def test_what_is_left_to_inductor(name: str) -> None:
         assert torch.allclose(mine, eager, 1e-4, 1e-4)
 
 
-class Stored(nn.Module):
-    """A group norm whose result is stored in some format, and with it its gradient."""
-
-    def __init__(self, channels: int, memory_format: torch.memory_format) -> None:
-        super().__init__()
-        self.norm, self.format = nn.GroupNorm(8, channels), memory_format
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x).contiguous(memory_format=self.format)
-
-
 @pytest.mark.parametrize(
     ("shape", "of_x", "of_dy"), crossed([(3, 64, 12, 8), (1, 40, 13, 7)], [False, True], [False, True])
 )
 def test_tensors_that_lie_in_two_orders(shape: tuple[int, ...], of_x: bool, of_dy: bool) -> None:
     """Of a channels-last x and a contiguous dy, a tile is read along its rows and along its columns."""
     torch.manual_seed(5)
-    module = Stored(shape[1], torch.channels_last if of_dy else torch.contiguous_format)
+    module = Stored(shape[1], 8, torch.channels_last if of_dy else torch.contiguous_format)
     x, dy = lying(shape, bf16, of_x), lying(shape, bf16, of_dy)
     ours, found = of_slabs(randomised(module, bf16), x, dy)
     assert len(found) == 1
@@ -284,37 +251,20 @@ def test_a_gradient_lies_as_what_it_is_computed_from(
     assert [g.stride() for g in ours] == [g.stride() for g in unfused(module, x, dy)]
 
 
-class Responses(nn.Module):
-    """Elements are scaled by their channel's norm in each sample, over the mean of all channels'. Scale and
-    shift are of each channel, so that their gradients are sums over more axes than the statistics."""
-
-    def __init__(self, channels: int, active: bool) -> None:
-        super().__init__()
-        self.weight, self.bias = (nn.Parameter(torch.zeros(channels)) for _ in range(2))
-        self.first = nn.Linear(channels, channels) if active else nn.Identity()
-        self.before = nn.GELU() if active else nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.before(self.first(x))
-        norms = x.norm(p=2, dim=(1, 2), keepdim=True)
-        relative = norms / (norms.mean(-1, keepdim=True) + 1e-6)
-        return x + torch.addcmul(self.bias, self.weight, x * relative)
-
-
 @pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize(
-    ("shape", "active"), [((3, 12, 9, 40), False), ((2, 20, 7, 24), True), ((1, 9, 31, 10), False)]
-)
+@pytest.mark.parametrize(("shape", "active"), [((2, 20, 7, 24), True), ((1, 9, 31, 10), False)])
 def test_sums_over_more_axes(shape: tuple[int, ...], active: bool, dtype: torch.dtype) -> None:
     """The third kernel adds them up beside the gradient of a bias, and a fourth one has their totals. Of one
     sample, all sums but that are over the same axes."""
     torch.manual_seed(10)
-    module = randomised(Responses(shape[-1], active), dtype)
+    channels = shape[-1]
+    before = [nn.Linear(channels, channels), nn.GELU()] if active else []
+    module = randomised(nn.Sequential(*before, Responses(channels)), dtype)
     x, dy = (lying(shape, dtype, False) for _ in range(2))
     ours, found = of_slabs(module, x, dy)
     outer, kernels = [(len(r.outer), len(r.kernels)) for r in found][-1]
     assert (outer, kernels) == (4 + active, 4 if shape[0] > 1 else 3)
-    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), x.numel() // shape[-1])
+    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), x.numel() // channels)
 
 
 class Conditioned(nn.Module):
@@ -331,37 +281,9 @@ class Conditioned(nn.Module):
 def test_a_sum_for_each_sample_of_any_batch() -> None:
     """The fourth kernel adds up more parts than the second."""
     torch.manual_seed(11)
-    module, backend = randomised(Conditioned(24), f32), Counting()
-    exact = copy.deepcopy(module).double()
-    torch._dynamo.reset()
-    function = torch.compile(module, backend=backend, dynamic=False)
-    with collect() as records:
-        for batch in (3, 8, 2):
-            x, dy = (lying((batch, 24, 40, 30), f32, True) for _ in range(2))
-            inputs = [x.requires_grad_(), torch.randn(batch, 24, requires_grad=True)]
-            for one in inputs:
-                torch._dynamo.mark_dynamic(one, 0)
-            ours, stock = (
-                torch.autograd.grad(f(*inputs), [*inputs, *module.parameters()], dy)
-                for f in (function, module)
-            )
-            wide = [t.detach().double().requires_grad_() for t in inputs]
-            truth = torch.autograd.grad(exact(*wide), [*wide, *exact.parameters()], dy.double())
-            check(ours, stock, truth, x.numel() // 24)
-    kernels = [len(r.kernels) for r in records if isinstance(r, RegionRecord) and r.strategy == SLABS.name]
-    assert backend.compiles == 1 and kernels[-1] == 4
-
-
-class Shifted(nn.Module):
-    """A group norm behind a bias of each channel, or of each channel of a sample."""
-
-    def __init__(self, channels: int, groups: int, samples: int) -> None:
-        super().__init__()
-        shape = (samples, channels) if samples else (channels,)
-        self.bias, self.norm = nn.Parameter(torch.zeros(shape)), nn.GroupNorm(groups, channels)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.silu(self.norm(x + self.bias[..., None, None]))
+    batches = ([lying((batch, 24, 40, 30), f32, True), torch.randn(batch, 24)] for batch in (3, 8, 2))
+    found = of_any_batch(randomised(Conditioned(24), f32), batches)
+    assert len(found[-1].kernels) == 4
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,6 @@ CONVNEXT = Shapes((64, 128, 56, 56), (5, 40, 27, 29), (2, 12, 5, 7))
 SWIN = Shapes((64, 56, 56, 128), (5, 28, 35, 120), (2, 7, 14, 12))
 SOFTMAX = Shapes((8, 2048, 1024), (3, 1371, 760), (3, 5, 60))
 MLP = Shapes((32, 1024, 768), (3, 1371, 200), (3, 5, 60))
-GROUPS = Shapes((32, 256, 32, 32), (5, 24, 19, 21), (3, 6, 5, 7))
 
 
 def mlp_bias(b: int, s: int, d: int) -> list[Fused]:
@@ -241,11 +240,6 @@ def common_axis(n: int, c: int, h: int, w: int) -> list[Fused]:
 def convnext(n: int, c: int, h: int, w: int) -> list[Fused]:
     """Regions: the norm, LayerScale with the second Linear's bias, and the first Linear's bias."""
     return [(f"{n * h * w}x{c}", 2, 2), (f"{n * h * w}x{c}", 0, 2), (f"{n * h * w}x{4 * c}", 0, 1)]
-
-
-def channels_of_groups(n: int, c: int, h: int, w: int) -> list[Fused]:
-    """The sums over height and width, and sums of these of a group of channels, and of all samples."""
-    return [(f"column {n} x column 2 x column {c // 2} x row {h * w}", 0, 6)]
 
 
 def pooled(b: int, s: int, d: int) -> list[Fused]:
@@ -308,5 +302,4 @@ OTHERS = {
     "softmax with bias": Case(columns(SoftmaxWithBias), SOFTMAX, pairs((1, 1))),
     "conv bias and gate": Case(lambda n, c, h, w: ConvBiasAndGate(n, c), CONV, common_axis),
     "Linear, GELU, Linear": Case(columns(GeluMLP), MLP, mlp_bias),
-    "GroupNorm": Case(lambda n, c, h, w: nn.GroupNorm(2, c), GROUPS, channels_of_groups),
 }

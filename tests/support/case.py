@@ -78,7 +78,8 @@ class Case:
 
     `fused` takes the same sizes and gives the regions that must be fused, in order. `declined` are the
     reasons of the regions that must be declined. `inputs` are the dtypes of the inputs, None for that of
-    the run. Without `training` the function is run without autograd.
+    the run. Without `training` the function is run without autograd. `forward` are the regions of a forward
+    that is one operator on a CPU, but not on a GPU.
     """
 
     make: Callable[..., Callable[..., Any]]
@@ -89,10 +90,11 @@ class Case:
     training: bool = True
     random: bool = False
     memory_format: torch.memory_format = torch.contiguous_format
+    forward: Callable[..., list[Fused]] = lambda *shape: []
 
-    def expected(self, shape: Shape, min_numel: int) -> tuple[list[Fused], list[str]]:
+    def expected(self, shape: Shape, min_numel: int, device: str) -> tuple[list[Fused], list[str]]:
         """The regions that must be fused, and the reasons of those that must be declined."""
-        regions = self.fused(*shape)
+        regions = [*(self.forward(*shape) if device == "cuda" else ()), *self.fused(*shape)]
         big = [r for r in regions if numel(r[0]) >= min_numel and (r[1] or not min_numel or many_rows(r[0]))]
         return big, [*self.declined, *["too-small"] * (len(regions) - len(big))]
 
@@ -104,9 +106,9 @@ def numel(space: str) -> int:
 
 def many_rows(space: str) -> bool:
     """Whether a space has enough rows to fuse a sum without an inner reduction."""
-    rows = re.match(r"row (\d+) |(\d+)x", space)
-    assert rows is not None, space
-    return int(rows[1] or rows[2]) >= MIN_ROWS
+    rows = re.findall(r"row (\d+)|^(\d+)x", space)
+    assert rows, space
+    return math.prod(int(named or first) for named, first in rows) >= MIN_ROWS
 
 
 def pairs(*counts: tuple[int, int], cols: int = 1) -> Callable[..., list[Fused]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from .around import AROUND, OTHERS
 from .case import Case, Compile, Example, Fused, found_in, relative_errors
 from .norms import BIT_LINEAR, CHECKPOINTED, NORMS, Checkpointed
+from .over_slabs import OVER_SLABS
 
 GROUPS: dict[str, dict[str, Case]] = {
     "norms": NORMS,
@@ -15,6 +16,7 @@ GROUPS: dict[str, dict[str, Case]] = {
     "BitLinear": BIT_LINEAR,
     "not norms": OTHERS,
     "checkpointed": CHECKPOINTED,
+    "over slabs": OVER_SLABS,
 }
 CASES: dict[str, Case] = {name: case for group in GROUPS.values() for name, case in group.items()}
 
