@@ -267,6 +267,18 @@ def test_sums_over_more_axes(shape: tuple[int, ...], active: bool, dtype: torch.
     check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), x.numel() // channels)
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["nchw", "channels last"])
+def test_a_norm_behind_another(last: bool) -> None:
+    """The sums of the first are parts in the third kernel of the second. Elements that need their totals are
+    none of that kernel's."""
+    torch.manual_seed(14)
+    module = randomised(nn.Sequential(nn.BatchNorm2d(16), nn.ReLU(), nn.BatchNorm2d(16)), f32)
+    x, dy = (lying((4, 16, 20, 16), f32, last) for _ in range(2))
+    ours, (one,) = of_slabs(module, x, dy)
+    assert (len(one.outer), len(one.kernels)) == (4, 4)
+    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // 16)
+
+
 class Conditioned(nn.Module):
     """A group norm behind what is computed for each channel of a sample, such as of a time step."""
 
