@@ -261,8 +261,9 @@ class Growth:
                 self.members.get(a, False) for a in args
             )
         elif any(a in self.tainted or a in self.pending or self.is_result(a) for a in args):
-            found = self.pending if is_loop(node) and self.fits(node, args) else self.tainted
-            found.add(node)
+            # Values of `columns` exist only when all programs have ended: no member can need them.
+            may = is_loop(node) and self.columns.isdisjoint(args) and self.fits(node, args)
+            (self.pending if may else self.tainted).add(node)
 
     def joins(self, node: Node, args: list[Node]) -> bool:
         live = [a for a in args if self.members.get(a, False)]
