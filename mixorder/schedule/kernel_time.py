@@ -29,6 +29,12 @@ class Kind(enum.Enum):
     FINAL = "final"  # adds up the partial sums of a kernel before it; ours as well
 
 
+# A program of theirs computes once all is loaded: the times of memory, L2 and instructions add up. 1,133
+# subgraphs on an H200 and an H100, with numbers fitted either way: 95% of the predictions are off by at most
+# 28% to 42%, and by 32% to 43% if they overlap.
+ADDING = frozenset({Kind.ROWS, Kind.COLUMNS})
+
+
 @dataclasses.dataclass(frozen=True)
 class FusedTimes:
     """Of mixorder's main kernel (`fused.Main`).
@@ -68,7 +74,7 @@ class Times:
     `memory_mb_us`, `l2_mb_us`: megabytes per microsecond.
     `instructions_sm_us`, `requests_sm_us`, `lines_sm_us`: per multiprocessor and microsecond.
     `program_us`: from one program's start on a multiprocessor to the next one's.
-    `sharpness`: how little the lesser of these times add to the largest.
+    `sharpness`: how little the lesser of these times add to the largest, where they overlap.
     `share`: of the memory's rate that a kind of kernels reaches.
     `fused`: of ours.
     """
@@ -96,7 +102,8 @@ class Times:
             work.l2 / 1e6 / self.l2_mb_us * H200.num_sm / busy,
             work.instructions / (self.instructions_sm_us * busy),
         )
-        return (self.final_us if kind is Kind.FINAL else self.kernel_us) + self.joined(parts)
+        own = self.final_us if kind is Kind.FINAL else self.kernel_us
+        return own + (sum(parts) if kind in ADDING else self.joined(parts))
 
     def joined(self, parts: Sequence[float]) -> float:
         """The time of parts that overlap."""

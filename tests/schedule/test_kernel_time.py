@@ -40,6 +40,12 @@ def test_a_device_of_half_the_bandwidth_takes_twice_as_long() -> None:
     assert ROUND.us(Kind.POINTWISE, computing, half) == us(computing)
 
 
+@pytest.mark.parametrize("kind", [Kind.ROWS, Kind.COLUMNS, Kind.POINTWISE])
+def test_a_kernel_that_reduces_a_tile_computes_once_it_is_loaded(kind: Kind) -> None:
+    moving, computing = Work(100 * MB, 0), Work(0, 0, instructions=SM * 7000)
+    assert us(moving + computing, kind) == pytest.approx(25 if kind is Kind.POINTWISE else 25 + 7, rel=1e-2)
+
+
 def test_the_fitted_numbers_are_those_of_a_gpu(tmp_path: Path) -> None:
     """A file has all of them. Memory's rate is near the data sheet's, L2's above it."""
     assert set(TIMES.share) == {kind.value for kind in Kind}
