@@ -54,10 +54,9 @@ class Runner:
         """The first result of `make` for a key. Without a key, or with dumps, `make` runs every time."""
         if key is None or self.options.dump_dir:
             return make()
-        try:
-            return self.known[key]
-        except KeyError:
-            return self.known.setdefault(key, make())
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
     def warn(self, error: MixorderError) -> None:
         """Warn of a bug, once per message; raise it in strict mode."""

@@ -226,7 +226,7 @@ class _Growth:
         if not live or any(a not in self.members and self.analysis.refusal(a) for a in args):
             return False
         theirs = (a for a in live if self.analysis.is_full(a) or self.feeds_another(node))
-        if any(self.feeds_another(a) and self.is_shared(a, other_than=node) for a in theirs):
+        if any(self.is_shared(a, other_than=node) and self.feeds_another(a) for a in theirs):
             # Another norm reads it. The region writes this one tensor, and that norm takes its users.
             return False
         if node in self.analysis.outer:

@@ -54,12 +54,13 @@ def check(region: Region) -> None:
 
 
 def _check_devices(region: Region) -> None:
+    device = device_of(region)
     for node in (*region.inputs, *region.nodes):
         val = fake(node)
         if val is None or is_constant(node):
             continue  # a split, whose pieces are checked, or a constant
-        if val.device != device_of(region):
-            detail = f"tensors on {val.device} and {device_of(region)}"
+        if val.device != device:
+            detail = f"tensors on {val.device} and {device}"
             raise Decline(DeclineReason.MIXED_DEVICE, detail, node.name)
 
 

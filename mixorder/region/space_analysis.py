@@ -31,7 +31,7 @@ from .nodes import (
     unviewed,
 )
 from .sizes import Size, product, ratio
-from .walk import ancestors, closure
+from .walk import ancestors, by_position, closure
 
 _LOOPS = (prepare_softmax_online, torch.ops.aten.gather.default)
 SMALL = 8  # a tensor with at most 1 / SMALL of the space's elements is computed again rather than written
@@ -81,8 +81,8 @@ class SpaceAnalysis:
         self._bytes: dict[Node, Size] = {}
         self._sources: dict[Node, frozenset[Node]] = {}
         self._recomputed: dict[Node, bool] = {}
-        self._leaves: dict[Node, tuple[frozenset[Node], set[Node]]] = {}  # and what was looked at
-        self._above: dict[Node, tuple[set[Node], set[Node]]] = {}  # the same
+        self._leaves: dict[Node, frozenset[Node]] = {}
+        self._above: dict[Node, tuple[set[Node], set[Node]]] = {}  # and what was looked at
 
     def is_full(self, node: Node) -> bool:
         if node not in self._full:
@@ -150,19 +150,21 @@ class SpaceAnalysis:
 
     def full_reads(self, reduction: Node) -> frozenset[Node]:
         """The full-size tensors that computing a reduction reads or passes through."""
-        return self._full_reads({reduction, *self.above(reduction)})
-
-    def _full_reads(self, nodes: Iterable[Node]) -> frozenset[Node]:
+        nodes = {reduction, *self.above(reduction)}
         reads = {arg for n in nodes for arg in operands(n) if self.is_full(arg)}
         return frozenset(n for n in reads if not self.is_broadcast(n))
 
     def leaves(self, reduction: Node) -> frozenset[Node]:
-        """Those of its full-size reads that a loop would not compute."""
+        """Those of its full-size reads that a loop would not compute. They are kept for each node above it:
+        what is below shares them, in a deep network those of all layers."""
         if reduction not in self._leaves:
-            nodes = {reduction, *self.above(reduction)}
-            leaves = frozenset(n for n in self._full_reads(nodes) if not self.fusible(n))
-            self._leaves[reduction] = leaves, nodes | leaves
-        return self._leaves[reduction][0]
+            unknown = ancestors(operands(reduction), lambda n: n not in self._leaves and self.is_traced(n))
+            for node in (*by_position(unknown), reduction):
+                args = operands(node)
+                read = {a for a in args if self.is_full(a) and not self.fusible(a)}
+                known = (self._leaves[a] for a in args if self.is_traced(a))
+                self._leaves[node] = frozenset(read.union(*known))
+        return self._leaves[reduction]
 
     def forget(self, nodes: set[Node]) -> None:
         """Remove reductions that a region has taken, and cached answers that a rewrite may change."""
@@ -170,7 +172,7 @@ class SpaceAnalysis:
         self.outer -= nodes
         self._sources.clear()
         self._recomputed.clear()
-        self._leaves = {n: found for n, found in self._leaves.items() if nodes.isdisjoint(found[1])}
+        self._leaves.clear()
         self._above = {n: found for n, found in self._above.items() if nodes.isdisjoint(found[1])}
 
     def depends_on(self, node: Node, reductions: Collection[Node], ignoring: set[Node]) -> bool:

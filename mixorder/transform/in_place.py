@@ -9,6 +9,7 @@ it, skips this stage.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection
 
 from ..ir.in_place import why_not
@@ -18,6 +19,15 @@ from ..ir.program import BufferRole, LoopProgram
 def reuse_in_place(program: LoopProgram, dead: Collection[str], alone: Collection[str] = ()) -> LoopProgram:
     """Give each output but those in `alone` the memory of the first of the `dead` inputs that suits it and is
     not yet reused."""
+    over = _over(program, tuple(dead), tuple(alone))
+    buffers = tuple(dataclasses.replace(b, over=over.get(b.name)) for b in program.buffers)
+    return dataclasses.replace(program, buffers=buffers)
+
+
+@functools.lru_cache(maxsize=256)
+def _over(program: LoopProgram, dead: tuple[str, ...], alone: tuple[str, ...]) -> dict[str, str]:
+    """The outputs, by name, and the inputs whose memory they reuse: the same for all regions with equal
+    loops, but for the values of constants, which do not matter here."""
     over: dict[str, str] = {}
     for output in (b for b in program.role(BufferRole.OUTPUT) if b.name not in alone):
         for source in program.role(BufferRole.INPUT):
@@ -25,5 +35,4 @@ def reuse_in_place(program: LoopProgram, dead: Collection[str], alone: Collectio
             if free and why_not(program, output, source) is None:
                 over[output.name] = source.name
                 break
-    buffers = tuple(dataclasses.replace(b, over=over.get(b.name)) for b in program.buffers)
-    return dataclasses.replace(program, buffers=buffers)
+    return over
