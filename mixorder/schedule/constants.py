@@ -36,8 +36,8 @@ class SharedRows:
     """Tiles between a partial result and its total, at most; the registers may hold fewer."""
 
     full_registers: int
-    """The most estimated registers, except at `least_depth`. LayerNorm 16384x16384: depth 3, at 248 registers
-    and without spills, 85%, depth 2 91% (2048x65536: 76 and 87%). RMSNorm: depth 3, at 232, 90%."""
+    """The most estimated registers, except at `least_depth`. LayerNorm 16384x16384: depth 3, at 286 registers
+    and without spills, 85%, depth 2 91% (2048x65536: 76 and 87%). RMSNorm: depth 3, at 258, 90%."""
 
     least_depth: int
     """Used even at up to `cooperative.SPILLED_REGISTERS` estimated registers: less waits for the exchange."""

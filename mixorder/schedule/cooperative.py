@@ -32,13 +32,9 @@ WARPS_PER_SM = 8
 PER_THREAD = 32  # elements of a tile, at most
 MAX_PARTS = WARP  # a slot for each lane of a warp
 MOST_STAGES = MAX_STAGES - 1  # as with several programs per multiprocessor
-SPILLED_REGISTERS = 264  # estimated; 255 by ptxas, and no spills where parts are powers of two
-TRANSIENT_WORDS = 2.5  # per element, while a phase computes with it
+SPILLED_REGISTERS = 292  # estimated; 255 by ptxas, and rarely more than 100 bytes spilled
 MOST_LATE_BYTES = 4  # that the last phase loads. With 6, 16384x6144: 819 and 1861 us, Inductor's 780 and 566
-LATER_PHASE_WORDS = 2.0  # the same, for each exchange after the first
-# The same, where loads are of several widths, such as a gradient in bf16 beside activations in fp32: machine
-# code for sm_90 of nine backwards, triton 3.7.1.
-MIXED_WORDS = 4.0
+LATER_REGISTERS = 64  # where there is more than one exchange: ptxas mixes instructions of several phases
 
 
 def choose(facts: RowFacts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
@@ -93,17 +89,23 @@ def _laid_out(facts: RowFacts, device: DeviceInfo, elements: int, constants: Con
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MOST_STAGES)
         r0_block = elements // (xblock * per_sm)
         parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block, constants.shared)
-        if depth and xblock <= facts.rows and parts <= MAX_PARTS and not _waits_late(facts):
+        fits = xblock <= facts.rows and parts <= MAX_PARTS and r0_block >= _least_lanes(facts, tile)
+        if depth and fits and not _waits_late(facts):
             tight = _registers(facts, tile, r0_block, depth) > constants.shared.full_registers
             plan = _schedule(facts, device, tile, r0_block, depth, constants)
             found.append((parts > few, tight or depth < constants.shared.least_depth, plan))
     return [plan for *_, plan in sorted(found, key=lambda one: one[:2])]
 
 
+def _least_lanes(facts: RowFacts, tile: Tile) -> int:
+    """With fewer, threads have wide accesses of some rows only, and each step adds up rows across warps."""
+    return facts.per_access * tile.num_warps * WARP
+
+
 def _layouts(facts: RowFacts, shared: SharedRows) -> Iterator[tuple[int, int, int]]:
     """Rows per tile, programs per multiprocessor, and the most parts for which this pays."""
     most = min(MAX_PARTS, shared.words_of_2_rows // max(1, facts.exchange.values))
-    for rows in (2,) if facts.loads.mixed else (2, 4):  # of four rows, mixed ones spill
+    for rows in (2, 4):
         yield rows, 4, min(most, shared.parts_of_4)
         yield rows, 2, min(most, shared.parts_of_2)
         yield rows, 1, most
@@ -113,10 +115,8 @@ def _layouts(facts: RowFacts, shared: SharedRows) -> Iterator[tuple[int, int, in
 def _depth(facts: RowFacts, tile: Tile, r0_block: int, shared: SharedRows) -> int:
     """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
     for depth in range(shared.max_depth, 0, -1):
-        # With several exchanges, depth 1 may use all registers: there is no other choice. `least_depth` may,
-        # unless the last phase loads tiles of its own: then the estimate has no room to spare.
-        deep = depth == shared.least_depth and not _late(facts)
-        least = deep or (depth == 1 and facts.exchange.count > 1)
+        # With several exchanges, depth 1 may use all registers: there is no other choice.
+        least = depth == shared.least_depth or (depth == 1 and facts.exchange.count > 1)
         most = SPILLED_REGISTERS if least else shared.full_registers
         if _registers(facts, tile, r0_block, depth) <= most:
             return depth
@@ -128,26 +128,23 @@ def _registers(facts: RowFacts, tile: Tile, r0_block: int, depth: int) -> float:
 
 
 def registers_of(facts: RowFacts, rows: int, per_thread: float, depth: int) -> float:
-    """Estimated registers of a thread with so many elements of a tile of so many rows; within 25 of what
-    ptxas takes for the norms."""
-    words = (
-        TRANSIENT_WORDS
-        + math.ceil(_late(facts) / 4)
-        + LATER_PHASE_WORDS * (facts.exchange.count - 1)
-        + facts.held.of_columns / rows
-        + depth * facts.exchange.carried_bytes / 4
-        + MIXED_WORDS * facts.loads.mixed
-    )
-    return REGISTER_OVERHEAD + per_thread * words
+    """Estimated registers of a thread with so many elements of a tile of so many rows.
+
+    Compiled for sm_90 (triton 3.7.1), 91 plans of norms and of parts of training steps, with up to four
+    exchanges: of 41 that spill, half are estimated between 15 too low and 110 too high.
+    """
+    # Where loads are of several widths, Triton may carry a value in two layouts.
+    copies = depth * (1 + facts.loads.mixed)
+    words = facts.exchange.at_once + facts.held.of_columns / rows + copies * facts.exchange.carried_bytes / 4
+    of_rows = rows * (facts.exchange.rows_at_once + copies * facts.exchange.row_words)
+    later = LATER_REGISTERS if facts.exchange.count > 1 else 0
+    return REGISTER_OVERHEAD + per_thread * words + of_rows + later
 
 
 def _waits_late(facts: RowFacts) -> bool:
-    return facts.exchange.count > 0 and _late(facts) > MOST_LATE_BYTES
-
-
-def _late(facts: RowFacts) -> int:
-    """Bytes per element that only the last phase loads, such as a residual's gradient."""
-    return max(0, facts.loads.staged_bytes - facts.exchange.carried_bytes)
+    """Whether the last phase loads much of its own, such as a residual's gradient."""
+    late = facts.loads.staged_bytes - facts.exchange.carried_bytes
+    return facts.exchange.count > 0 and late > MOST_LATE_BYTES
 
 
 def _parts(facts: RowFacts, r0_block: int) -> int:

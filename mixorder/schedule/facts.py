@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -166,6 +167,16 @@ class Exchanged:
     carried_bytes: int = 0
     """Bytes of an element that wait for a total, counted once per phase that they are carried over."""
 
+    row_words: int = 0
+    """Words of a row that wait for a total, counted in the same way."""
+
+    at_once: float = 0.0
+    """Words of an element that are live at once, at most, in the order of the statements: what is loaded,
+    and what a phase computes."""
+
+    rows_at_once: float = 0.0
+    """The same of a row."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Final:
@@ -260,7 +271,8 @@ class _Reader:
 
     def exchange(self) -> Exchanged:
         found = [s for s in self.main.body if isinstance(s, Exchange)]
-        return Exchanged(len(found), max((len(s.values) for s in found), default=0), self.carried_bytes())
+        most = max((len(s.values) for s in found), default=0)
+        return Exchanged(len(found), most, *self.carried(), self.at_once(True), self.at_once(False))
 
     @functools.cached_property
     def whole(self) -> list[Load]:
@@ -403,12 +415,38 @@ class _Reader:
         above = self.main.reductions_above()
         return max((1 + above[s.name] for s in self.main.body if isinstance(s, Reduce)), default=0)
 
-    def carried_bytes(self) -> int:
-        tile = {self.row.symbol, self.col.symbol}
-        loads = {s.name: self.item(s) for s in self.main.statements if isinstance(s, Load)}
-        carries = [s for s in self.main.body if isinstance(s, Carry)]
-        longest = {s.value.name: s.phases for s in carries if tile <= self.deps[s.value.name]}
-        return sum(loads[name] * phases for name, phases in longest.items())
+    def carried(self) -> tuple[int, int]:
+        """Bytes of an element and words of a row, once per phase that they are carried over."""
+        values = {s.name: s for s in self.main.statements if isinstance(s, Load | Reduce)}
+        found = [(values[name], phases) for name, phases in self.longest.items()]
+        full = [(s, n) for s, n in found if isinstance(s, Load) and s in self.tiles]
+        of_rows = sum(words_of(s) * phases for s, phases in found if s not in self.tiles)
+        return sum(self.item(s) * phases for s, phases in full), of_rows
+
+    @functools.cached_property
+    def longest(self) -> dict[str, int]:
+        """The values that are carried to a later phase, and over how many phases at most."""
+        carries = sorted((s for s in self.main.body if isinstance(s, Carry)), key=lambda s: s.phases)
+        return {s.value.name: s.phases for s in carries}
+
+    def at_once(self, over_columns: bool) -> float:
+        """The most words of an element, or of a row, that are live at once. All loads stand in front of the
+        phases; what is carried is live to the end."""
+        change = [0.0] * (len(self.main.body) + 1)
+        for made, s in enumerate(self.main.body):
+            if not isinstance(s, Load | Compute | Reduce) or s.name not in self.last_use:
+                continue
+            axes, last = self.deps[s.name], self.last_use[s.name]
+            words: float = words_of(s)
+            if self.row.symbol not in axes or (self.col.symbol in axes) != over_columns:
+                continue
+            if isinstance(s, Load):
+                made = 0
+                if s.name in self.longest:
+                    last, words = -1, self.item(s) / 4 if over_columns else words
+            change[made] += words
+            change[last] -= words
+        return max(itertools.accumulate(change))
 
     def numbered(self) -> bool:
         axes = (self.program.axis(AxisClass.COLUMN), self.program.axis(AxisClass.BATCH))
@@ -422,7 +460,7 @@ class _Reader:
         return len(others) <= FINAL_LOADS
 
 
-def words_of(value: Load | Compute | Buffer) -> int:
+def words_of(value: Load | Compute | Reduce | Buffer) -> int:
     """32-bit registers for one element."""
     return max(1, value.dtype.itemsize // 4)
 

@@ -291,6 +291,25 @@ def test_spills_are_seen(tmp_path: Path) -> None:
     assert spills is not None and spills > 0
 
 
+def test_what_is_live_at_once_is_counted(known: Known, tmp_path: Path) -> None:
+    """Three gates, each with values of its own for a row, which wait for the row's total. A tile more between
+    a partial result and its total would spill 88 bytes."""
+
+    def gates(x: Any, dy: Any, *of_rows: Any) -> Any:
+        for factor, shift in zip(of_rows[::2], of_rows[1::2], strict=True):
+            dy = dy * torch.sigmoid(dy * factor + shift)
+        return graphs.pair(x.to(f32), dy)
+
+    gpu, device = TARGETS["sm_90"]
+    full, row = ((4096, 20000), bf16), ((4096, 1), f32)
+    region = graphs.only(traced(lambda *args: gates(*args), full, full, *[row] * 6))
+    program, plan, (main, _) = graphs.kernels(region, device)
+    assert plan.group > 1 and plan.lag == 2
+    if not known(gpu, (program, main)):
+        spills = spilled(compiled(program, main, gpu), tmp_path)
+        assert spills is not None and spills <= SLACK
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
 def test_tensors_along_the_rows_are_read_and_written_in_whole_accesses(target: str, known: Known) -> None:
     """A norm over channels that lie across memory: each thread has 8 rows of a column, and tiles keep that

@@ -30,7 +30,7 @@ SHARED: dict[str, tuple[float, ...]] = {
     "parts_of_2": (8, 16, 32),
     "words_of_2_rows": (16, 32, 64),
     "max_depth": (1, 2, 3),
-    "full_registers": (208, 224, 240, 256),
+    "full_registers": (246, 262, 278, 294),
     "least_depth": (0, 1, 2),
     "records_for_4_stages": (0, 16, 32, 64, 128),
 }
