@@ -107,8 +107,8 @@ _REDUCTIONS: dict[str, tuple[str, str, str]] = {
     "int_mean": (".", "full.i", "({0} % 8).mean(DIM, keepdim=True, dtype={wide})"),
     "int_count": ("i", "full.i", "torch.count_nonzero({0}, DIM).reshape(SHAPE)"),
     "int_above": ("i", "full.i", "({0} > 0).sum(DIM, keepdim=True)"),
-    "int_any": ("b", "full.i", "{0}.any(DIM, keepdim=True)"),
-    "int_all": ("b", "full.i", "{0}.all(DIM, keepdim=True)"),
+    "int_any": ("b", "full.i", "{0}.any(DIM, keepdim=True).bool()"),
+    "int_all": ("b", "full.i", "{0}.all(DIM, keepdim=True).bool()"),
     "bool_sum": ("i", "full.b", "{0}.sum(DIM, keepdim=True)"),
     "bool_sum_int8": ("i", "full.b", "{0}.sum(DIM, keepdim=True, dtype=torch.int8)"),
     "bool_sum_int32": ("i", "full.b", "{0}.sum(DIM, keepdim=True, dtype=torch.int32)"),
@@ -169,7 +169,7 @@ _PRODUCTS = {
     "bool_prod": ("i", "full.b", "{0}.prod(DIM[0], keepdim=True)"),
     "prod_wide": (".", "full", "(1 + {0}.tanh() / N).prod(DIM[0], keepdim=True, dtype={wide})"),
     "prod_double": ("d", "input", "{0}.detach().prod(DIM[0], keepdim=True, dtype=torch.float64)"),
-    "one_any": ("b", "full.i", "{0}.any(DIM[0], keepdim=True)"),
+    "one_any": ("b", "full.i", "{0}.any(DIM[0], keepdim=True).bool()"),
     "one_all": ("b", "full.b", "{0}.all(DIM[0], keepdim=True)"),
 }
 _PLACES = {

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import effects
 from .comparison import Difference, Results, same_bits
-from .operators import COL, FULL, KINDS, MORE_KINDS, ROW, WRITE, space_of
+from .operators import COL, FULL, KINDS, MORE_KINDS, WRITE, space_of
 from .programs import OPS, Program
 
 _PLANTS: dict[str, Callable[[torch.finfo], float]] = {
@@ -96,8 +96,8 @@ class Example:
             args = [a.detach().requires_grad_(_differentiable(a)) for a in args]
         if mark and dim is not None:
             for value, name in zip(args, self.inputs, strict=True):
-                space = space_of((KINDS | MORE_KINDS).get(name, COL))
-                if space in (FULL, ROW) and (value.shape[dim] > 1 or self.program.oblivious):
+                ones = self.program.ones((KINDS | MORE_KINDS).get(name, COL))
+                if dim not in ones and (value.shape[dim] > 1 or self.program.oblivious):
                     torch._dynamo.maybe_mark_dynamic(value, dim)
         if not self.program.backward:
             self.classes = [*self.program.result_classes, *map(_class_of, self.inputs)]
@@ -147,6 +147,8 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
             place = poison(values.new_empty(values.numel() + 3)[3:].view(values.shape))
         case "transposed":
             place = torch.empty_like(values.transpose(0, -1).contiguous()).transpose(0, -1)
+        case "channels-last" if values.dim() > 2:
+            place = torch.empty_like(values.movedim(-1, 1).contiguous()).movedim(1, -1)
         case "expanded":
             return values[:1].expand(values.shape)
         case _:

@@ -112,6 +112,7 @@ FLOATS: dict[str, Op] = {
     "row_prod": op(ROW, "full", "(1 + {0}.tanh() / {cols}).prod(-1, keepdim=True)", one_inner=True),
     "row_logsumexp": op(ROW, "full", "torch.logsumexp({0}, {inner}, keepdim=True) * 0.25", nonempty=True),
     "row_scale": op(ROW, "row", "{0} * 0.5 + 1"),
+    "row_less_mean": op(ROW, "row", "{0} - {0}.mean({dim}, keepdim=True) * 0.5"),
     "row_mul": op(ROW, "row row", "torch.tanh({0} * {1})"),
     "col_sum": op(COL, "full full", "({0} * {1}).sum({outer}, keepdim=True) / {rows}"),
     "col_sum_flat": op(COL, "full full", "(({0} - {1}).sum({outer}) / {rows}).reshape(w.shape)"),

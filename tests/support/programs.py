@@ -2,7 +2,8 @@
 
 In: a seed. Out: a `Program`, whose `source` is a plain function of tensors. `operators.py` says of which
 kinds values are. Where a kind has no axis, its size is 1, so every pair of a row and a column reduction over
-one tensor is one that mixorder may fuse, whatever the classes of the axes. Numbers stay around 1 in size, and
+one tensor is one that mixorder may fuse, whatever the classes of the axes. Of some spaces, the row reduction
+is over a slab. Numbers stay around 1 in size, and
 nothing jumps where a rounding differs: what compares, rounds or takes an extreme under autograd does so on an
 input, or on what was made of inputs without rounding.
 """
@@ -15,6 +16,8 @@ import re
 from collections.abc import Sequence
 from random import Random
 from typing import Any
+
+from mixorder.region.slabs import SHORT
 
 from .discrete import FP8, INTS, POINTWISE, REDUCTIONS
 from .operators import (
@@ -38,7 +41,7 @@ Shape = tuple[int, ...]
 
 OPS = FLOATS | MOVES | EDGES | POINTWISE | REDUCTIONS | EFFECTS
 NARROWEST = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # bits of the significand
-LAYOUTS = ("contiguous", "padded", "offset", "transposed", "expanded")
+LAYOUTS = ("contiguous", "padded", "offset", "transposed", "expanded", "channels-last")
 FINITE_PLANTS = ("-0.0", "0.0", "smallest", "subnormal")
 PLANTS = ("nan", "inf", "-inf", *FINITE_PLANTS)
 VIEWS = ("plain", "plain", "plain", "transposed", "sliced", "flat", "twice")
@@ -79,9 +82,9 @@ class Program:
 
     `outputs` are names with a view. `layouts` are those of x, y and, in turn, upstream gradients. `planted`
     puts one of `PLANTS` at a place of an input (modulo its size). `backward`: gradients of the inputs are
-    what counts. `dynamic`: the first axis that only the outer reduction reduces is symbolic, and the program
-    is run with the other `sizes` of it as well; `oblivious`: by the same graph, if they are 0 or 1.
-    `strategy`: the way to run rows that is tried first (`cooperative` or `short sums`); empty for
+    what counts. `dynamic`: the first axis that the outer reduction reduces, if possible alone, is symbolic,
+    and the program is run with the other `sizes` of it as well; `oblivious`: by the same graph, if they are 0
+    or 1. `strategy`: the way to run rows that is tried first (`cooperative` or `short sums`); empty for
     the pipeline's own choice. `seed` is that of the inputs' numbers.
     """
 
@@ -111,12 +114,15 @@ class Program:
 
     @property
     def dynamic_dim(self) -> int | None:
-        rows = [d for d in self.outer if d not in self.inner]
-        return rows[0] if self.dynamic and rows else None
+        return _rows(self.inner, self.outer) if self.dynamic else None
+
+    def ones(self, kind: str) -> Shape:
+        """The dims that a value lacks."""
+        return {ROW: self.inner, COL: self.outer}.get(space_of(kind), ())
 
     def shape_of(self, kind: str, size: int | None = None) -> Shape:
         """The shape of a value; `size` is another one of the symbolic axis."""
-        ones = {ROW: self.inner, COL: self.outer}.get(space_of(kind), ())
+        ones = self.ones(kind)
         shape = [1 if d in ones else n for d, n in enumerate(self.shape)]
         if size is not None and self.dynamic_dim is not None and self.dynamic_dim not in ones:
             shape[self.dynamic_dim] = size
@@ -222,7 +228,7 @@ def make(seed: int, *, small: bool, wanted: Sequence[str] = ()) -> Program:
     shape, inner, outer = _space(draw, small)
     backward = draw.randint(0, 2) > 0
     dynamic = draw.randint(0, 3) == 0
-    first = next((shape[d] for d in outer if d not in inner), 0)
+    first = shape[_rows(inner, outer)]
     sizes = (
         tuple(dict.fromkeys(draw.choice((0, 1, 2, first + 3, first + 3)) for _ in range(2)))
         if dynamic
@@ -318,9 +324,11 @@ def _space(draw: Random, small: bool) -> tuple[Shape, Shape, Shape]:
         rows, cols, split, few = draw.choice(
             ((0, cols, 1, few), (rows, 0, split, few), (rows, cols, split, 0))
         )
-    match draw.choice(("norm", "norm", "batched", "heads", "sample", "image", "dims")):
+    match draw.choice(("norm", "slab", "batched", "heads", "sample", "image", "dims")):
         case "norm":
             return (rows, cols), (1,), (0,)
+        case "slab":
+            return _slab(draw, cols, most)
         case "batched":
             return (split, rows // split, cols), (2,), (0, 1)
         case "heads":
@@ -337,10 +345,30 @@ def _space(draw: Random, small: bool) -> tuple[Shape, Shape, Shape]:
             return (rows, draw.randint(2, 3), cols and max(1, cols // 3)), (1, 2), (0,)
 
 
+def _slab(draw: Random, cols: int, most: int) -> tuple[Shape, Shape, Shape]:
+    """Samples of channels, reduced over more elements than Inductor holds: of a channel, of vectors, of a
+    channel of a sample, before or behind its places."""
+    samples, places = draw.randint(1, 3), SHORT + draw.randint(1, 200)
+    channels = min(cols, max(5, most // (samples * places)))
+    return draw.choice(
+        (
+            ((samples, channels, places), (0, 2), (0, 2)),
+            ((samples * places, channels), (0,), (0,)),
+            ((samples, 2, channels, places), (3,), (0, 3)),
+            ((samples, places, channels), (1,), (0, 1)),
+        )
+    )
+
+
+def _rows(inner: Shape, outer: Shape) -> int:
+    """The first dim that only the outer reduction reduces, or both if there is no such."""
+    return next((d for d in outer if d not in inner), outer[0])
+
+
 def _fits(op: Op, shape: Shape, inner: Shape, outer: Shape, backward: bool) -> bool:
     return (
         not (op.forward_only and backward)
-        and not (op.one_inner and len(inner) > 1)
+        and not (op.one_inner and inner != (len(shape) - 1,))
         and not (op.one_outer and len(outer) > 1)
         and shape[-1] <= op.most_cols
     )
