@@ -1,4 +1,8 @@
-"""Keeps the strides of a buffer that views were made of, where a launch of ours reads it.
+"""Has launches of ours read a buffer as Inductor's other nodes have it: once, and as its views are strided.
+
+Inductor writes what it has only inside of loops anew for each launch that reads it: three launches read one
+rounded sum of 5552x4096, and one kernel wrote it three times. They get one copy. Inductor's loops compute it
+as before, without rounding it.
 
 Inductor makes a view of a buffer whose strides are still open, with the strides that the buffer has so far.
 Torch 2.11 puts gaps between rows into these. A launch then asks for the strides that the graph states, the
@@ -19,15 +23,37 @@ from .graphs import our_kernel
 
 def settled(original: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
     """Wraps Inductor's method that lowers a node: before a launch of ours, the strides of its viewed operands
-    become final."""
+    become final, and what several launches read is written once."""
 
     def run_node(self: Any, node: Node) -> Any:
-        if our_kernel(node.kwargs.get("kernel_idx")) is not None:
-            for operand in filter(_is_viewed, node.all_input_nodes):
-                settle(self.env.get(operand))
-        return original(self, node)
+        if not _is_ours(node):
+            return original(self, node)
+        written: dict[Node, Any] = vars(self).setdefault("mixorder_written", {})
+        inside: dict[Node, Any] = {}
+        for operand in node.all_input_nodes:
+            value = self.env.get(operand)
+            if len(list(filter(_is_ours, operand.users))) > 1 and _is_inside_of_loops(value):
+                inside[operand] = value
+                if operand not in written:
+                    written[operand] = copied(value)
+            elif _is_viewed(operand):
+                settle(value)
+        try:
+            self.env.update((operand, written[operand]) for operand in inside)
+            return original(self, node)
+        finally:
+            # What a launch has written over is what all read from there on.
+            kept = (n for n in inside if written[n].get_name() not in self.mutated_buffers)
+            self.env.update((operand, inside[operand]) for operand in kept)
 
     return run_node
+
+
+def copied(value: Any) -> Any:
+    """A buffer with a tensor's elements."""
+    from torch._inductor import ir
+
+    return ir.ExternKernel.copy_input(value)
 
 
 def settle(value: Any) -> None:
@@ -38,6 +64,19 @@ def settle(value: Any) -> None:
         _, layout = ir.as_storage_and_layout(value, freeze=False)
         if isinstance(layout, ir.FlexibleLayout):
             ir.as_storage_and_layout(value, exact_strides=layout.stride)
+
+
+def _is_inside_of_loops(value: Any) -> bool:
+    """Whether Inductor computes a tensor in each loop that reads it."""
+    from torch._inductor import ir
+
+    while isinstance(value, ir.MutableBox):
+        value = value.data
+    return isinstance(value, ir.Pointwise)
+
+
+def _is_ours(node: Node) -> bool:
+    return our_kernel(node.kwargs.get("kernel_idx")) is not None
 
 
 def _is_viewed(node: Node) -> bool:

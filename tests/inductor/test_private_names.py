@@ -136,6 +136,7 @@ USED: dict[str, Rely] = {
     "torch._inductor.ir": ModuleType,
     "torch._inductor.ir.BaseView": type,
     "torch._inductor.ir.ExternKernel": type,
+    "torch._inductor.ir.ExternKernel.copy_input": called(1),
     "torch._inductor.ir.FixedLayout": type,
     "torch._inductor.ir.FlexibleLayout": type,
     "torch._inductor.ir.MultiOutput": type,
