@@ -38,7 +38,6 @@ from mixorder.region.region import Region
 from mixorder.transform.branches import PREFIX
 from mixorder.transform.cooperative import MAILBOX
 from mixorder.transform.few_bits import QUOTIENT
-from mixorder.transform.held_packed import UNPACKED, UNPACKED_AGAIN
 from mixorder.transform.quotients import CORRECTED, INVERSE
 from mixorder.transform.rounding import ROUNDED
 
@@ -229,8 +228,6 @@ OPS: dict[str, Callable[..., Tensor]] = {
     INVERSE: torch.reciprocal,
     CORRECTED: _corrected,
     ROUNDED: lambda x: x.bfloat16().float(),
-    UNPACKED: lambda x: x.float(),
-    UNPACKED_AGAIN: lambda x: x.float(),
 }
 
 

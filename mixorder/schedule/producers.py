@@ -12,14 +12,12 @@ from ..ir.program import Nest
 from .device import DeviceInfo
 from .plan import Plan, Produced, next_power_of_2
 
-# Registers of a thread, so that 7 programs of 4 warps run at once on a multiprocessor; a kernel that would
-# spill many is compiled with more (`inductor.launch_options.fit`). RMSNorm's backward and MXFP8 both ways,
-# H100, 16384x4096, us by registers: 64 178.7, 72 173.9, 80 174.6; with a residual, three loads, 72 232,
-# 80 213, 96 216. Where rows are added up part by part, fewer programs at once are faster up to a point:
-# 16384x12288 72 594, 80 553, 96 515, 104 542; 16384x16384 72 896, 80 838, 96 718, 104 741; 8192x28672 72 968,
-# 80 906, 96 809, 104 735, 128 690.
-REGISTERS, REGISTERS_OF_MORE, REGISTERS_OF_PARTS, REGISTERS_OF_MANY_PARTS = 72, 96, 96, 128
-FEW_LOADS, FEW_PARTS = 2, 4
+# Registers of a thread, so that 5 programs of 4 warps run at once on a multiprocessor; with 80, a norm's
+# backward and MXFP8 both ways spill 64 bytes. Where rows are added up part by part, fewer programs at once
+# are faster up to a point (H100, us by registers): 16384x12288 72 594, 80 553, 96 515, 104 542; 16384x16384
+# 72 896, 80 838, 96 718, 104 741; 8192x28672 72 968, 80 906, 96 809, 104 735, 128 690.
+REGISTERS, REGISTERS_OF_MANY_PARTS, FEW_PARTS = 96, 128, 4
+AHEAD = 72  # registers of a thread, for the number of programs ahead
 # Elements of a row in a thread. With 1 and 2 rows of a program: 16384x4096 172 and 189 us, 16384x2048 99
 # and 93.
 ELEMENTS = 32
@@ -63,9 +61,9 @@ def groups_of(sizes: Sequence[int], row_axes: int, plan: Plan) -> Groups:
     return Groups(rows, values, math.prod(tiles[row_axes:]), math.prod(tiles[:row_axes]), needed)
 
 
-def with_producers(plan: Plan, sizes: Sequence[int], row_axes: int, loads: int, device: DeviceInfo) -> Plan:
-    """A tile's plan with programs for the values of rows. `loads`: full tensors that it reads. Raises
-    `Decline` for tiles whose rows do not follow one another, and for devices whose programs cannot wait."""
+def with_producers(plan: Plan, sizes: Sequence[int], row_axes: int, device: DeviceInfo) -> Plan:
+    """A tile's plan with programs for the values of rows. Raises `Decline` for tiles whose rows do not follow
+    one another, and for devices whose programs cannot wait."""
     if not device.exchanges:
         raise Decline(
             DeclineReason.TOO_MANY_LIVE_TILES, f"on a {device.name}, programs do not exchange values"
@@ -78,17 +76,15 @@ def with_producers(plan: Plan, sizes: Sequence[int], row_axes: int, loads: int, 
     cols = next_power_of_2(size)
     rows = max(1, min(ELEMENTS * threads // cols, math.prod(plan.extents[:row_axes])))
     at_once = cols if cols <= MOST_ELEMENTS * threads else ELEMENTS * threads
-    registers = REGISTERS if loads <= FEW_LOADS else REGISTERS_OF_MORE
-    if cols > MOST_ELEMENTS * threads:
-        few = size <= FEW_PARTS * ELEMENTS * threads
-        registers = REGISTERS_OF_PARTS if few else REGISTERS_OF_MANY_PARTS
+    few = size <= FEW_PARTS * ELEMENTS * threads
+    registers = REGISTERS if few else REGISTERS_OF_MANY_PARTS
     limited = plan.changed(grouped=1, max_registers=registers)
     found = dataclasses.replace(limited, totals=Produced(1, rows, at_once))
     groups = groups_of(sizes, row_axes, found)
-    # About as many programs ahead as run at once with the fewest registers: fewer make tiles wait, and of
+    # About as many programs ahead as would run at once with few registers: fewer make tiles wait, and of
     # more, L2 has lost what they have read. Groups ahead, us, and what this gives: 4096 columns, 8 182,
     # 10 172.5, 12 172.3, 14 173.0 (14); 7168, 9 2250, 11 2222, 13 2314 (11); 8192, 8 348, 10 329, 12 351
     # (10); 16384, 4 846, 6 732, 8 794 (6); LayerNorm, 4096, 10 201, 12 194, 14 190.5 (14).
-    programs = device.num_sm * (device.registers // (REGISTERS * threads))
+    programs = device.num_sm * (device.registers // (AHEAD * threads))
     ahead = int(programs / groups.programs + 0.5)
     return found.changed(lag=max(1, min(groups.row_tiles, ahead)))

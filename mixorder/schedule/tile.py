@@ -110,7 +110,7 @@ def completed(extents: Sequence[int], warps: int, facts: TileFacts, device: Devi
     """The plan of a tile of these elements, but for the second stage."""
     chosen = _ordered(schedule_of(extents, warps, facts), facts)
     if facts.row_axes:
-        chosen = with_producers(chosen, facts.sizes, facts.row_axes, facts.tensors.loads, device)
+        chosen = with_producers(chosen, facts.sizes, facts.row_axes, device)
     return _with_staging(chosen, facts, device)
 
 

@@ -11,7 +11,6 @@ from ..ir.program import LoopProgram
 from ..ir.verify import Form
 from ..schedule import tile
 from ..schedule.device import DeviceInfo
-from ..transform.held_packed import hold_packed
 from ..transform.producers import with_producers
 from ..transform.same_bits import same_bits_sooner
 from ..transform.sooner import compute_sooner
@@ -27,7 +26,7 @@ def _ends_within_blocks(program: LoopProgram) -> None:
 
 def _transformed(program: LoopProgram, device: DeviceInfo) -> LoopProgram:
     divided = split_spanning(with_producers(program))
-    return hold_packed(compute_sooner(same_bits_sooner(divided, device.saturates, device.runs_ptx)))
+    return compute_sooner(same_bits_sooner(divided, device.saturates, device.runs_ptx))
 
 
 TILE = Strategy(

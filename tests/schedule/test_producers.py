@@ -14,10 +14,8 @@ from mixorder.schedule.producers import Groups, groups_of, with_producers
 SIZES = (512, 32, 128, 32)
 
 
-def planned(
-    extents: tuple[int, ...], sizes: tuple[int, ...] = SIZES, loads: int = 2, device: DeviceInfo = H200
-) -> Plan:
-    return with_producers(Plan(in_tiles(sizes, extents), Launch(4)), sizes, 2, loads, device)
+def planned(extents: tuple[int, ...], sizes: tuple[int, ...] = SIZES, device: DeviceInfo = H200) -> Plan:
+    return with_producers(Plan(in_tiles(sizes, extents), Launch(4)), sizes, 2, device)
 
 
 @pytest.mark.parametrize(("blocks", "row_tiles", "needed"), [(4, 2, 4), (5, 3, 5)])

@@ -38,7 +38,6 @@ from mixorder.transform.cooperative import check_shareable
 from mixorder.transform.few_bits import divide_by_few_bits
 from mixorder.transform.finished import finished
 from mixorder.transform.fma import form_fma
-from mixorder.transform.held_packed import hold_packed
 from mixorder.transform.powers_of_two import multiply_by_reciprocals
 from mixorder.transform.producers import with_producers
 from mixorder.transform.quotients import divide_by_blocks
@@ -320,5 +319,5 @@ def test_transforms_of_values_of_rows(name: str) -> None:
     assert not differing(evaluated(lowered, inputs), evaluated(ahead, inputs))
     kept(
         split_spanning(ahead), inputs, *((t, Form.BLOCKED) for t in SAME_BITS),
-        (compute_sooner, Form.BLOCKED), (hold_packed, Form.BLOCKED),
+        (compute_sooner, Form.BLOCKED),
     )  # fmt: skip
