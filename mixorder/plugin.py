@@ -116,9 +116,12 @@ def _given_back(regions: list[RegionRecord], error: Exception) -> None:
 
 
 def _interpreted_assembly(text: str, args: list[Any]) -> list[Any] | None:
-    from .codegen import bfloat16, branchless, exchange, producers, quotients
+    import torch
 
-    for module in (branchless, bfloat16, quotients, producers, exchange):
-        if (results := module.interpreted(text, args)) is not None:
-            return results
-    return None
+    from .codegen import exchange, producers
+    from .codegen.assembly import mark_of
+    from .codegen.op_printer import FUNCTIONS
+
+    if (function := FUNCTIONS.get(mark_of(text) or "")) is not None:
+        return [function.meaning(*(torch.from_numpy(arg.copy()) for arg in args)).numpy()]
+    return producers.interpreted(text, args) or exchange.interpreted(text, args)

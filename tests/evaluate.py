@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 import torch
 
-from mixorder.codegen import quotients
+from mixorder.codegen.quotients import FUNCTIONS
 from mixorder.inductor.symbols import INDEX_FUNCTIONS
 from mixorder.ir.dtypes import computed_in
 from mixorder.ir.program import (
@@ -211,12 +211,6 @@ def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return (a.double() * b + c).to(a.dtype)
 
 
-def _corrected(a: Tensor, divisor: Tensor, inverse: Tensor) -> Tensor:
-    text = quotients.called(CORRECTED, ("a", "s", "r")) or ""
-    args = [one.numpy() for one in torch.broadcast_tensors(a, divisor, inverse)]
-    return torch.from_numpy((quotients.interpreted(text.split('"')[1], args) or [])[0])
-
-
 OPS: dict[str, Callable[..., Tensor]] = {
     "truediv": torch.div,
     "div_rn": torch.div,
@@ -226,7 +220,7 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "fma": _fma,
     QUOTIENT: lambda divisor, dividend: torch.div(torch.full_like(divisor, dividend), divisor),
     INVERSE: torch.reciprocal,
-    CORRECTED: _corrected,
+    CORRECTED: FUNCTIONS[CORRECTED].meaning,
     ROUNDED: lambda x: x.bfloat16().float(),
 }
 

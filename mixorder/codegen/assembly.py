@@ -6,8 +6,10 @@ kernel's text into a comment.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 _MARK = "mixorder_"
 
@@ -36,3 +38,23 @@ def mark_of(text: str) -> str | None:
     """The mark of assembly text; None if it has none."""
     found = re.match(rf"{{ \.reg \.b32 {_MARK}(\w+);", text)
     return found and found[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """Assembly that computes a float32 of others, element by element.
+
+    `body`: the PTX. `meaning`: what it gives, as a function of tensors. `pack`: elements of one call.
+    """
+
+    body: str
+    meaning: Callable[..., Any]
+    pack: int = 1
+
+    def called(self, mark: str, *args: object) -> str:
+        """Triton text: a call, of tensors and numbers."""
+        texts = [
+            f"tl.full([], {arg}, tl.float32)" if isinstance(arg, int | float) else str(arg) for arg in args
+        ]
+        constraints = ",".join(["=f"] * self.pack + ["f"] * self.pack * len(args))
+        return inline(mark, self.body, constraints, texts, "tl.float32", self.pack)

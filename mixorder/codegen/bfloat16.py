@@ -8,26 +8,8 @@ both in a register, of which a shift and a mask give the two float32. H100, dGEL
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..transform.rounding import ROUNDED
-from .assembly import inline, mark_of
+from .assembly import Function
 
-_MARK = "rounded"
 _BODY = ".reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000;"  # low, high
-
-
-def called(op: str, value: str) -> str | None:
-    """Triton text of an op of `transform.rounding`; None for any other."""
-    if op != ROUNDED:
-        return None
-    return inline(_MARK, _BODY, "=f,=f,f,f", [value], "tl.float32", pack=2)
-
-
-def interpreted(text: str, args: list[Any]) -> list[Any] | None:
-    """The results of a call in the interpreter, on NumPy arrays; None if `text` is no call."""
-    import torch
-
-    if mark_of(text) != _MARK:
-        return None
-    return [torch.from_numpy(args[0].copy()).bfloat16().float().numpy()]
+FUNCTIONS = {ROUNDED: Function(_BODY, lambda x: x.bfloat16().float(), pack=2)}

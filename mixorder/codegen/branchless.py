@@ -12,10 +12,10 @@ nearest; Triton's has another exponential and an approximate division. Below 2**
 
 from __future__ import annotations
 
-from typing import Any
+import torch
 
 from ..transform.branches import PREFIX
-from .assembly import inline, mark_of
+from .assembly import Function
 
 _SIGNED = (  # the sign of the operand, on the value in `b`
     "mov.b32 g, $1;",
@@ -118,22 +118,8 @@ def _sigmoid() -> str:
     )
 
 
-_BODIES = {"tanh": _tanh(), "erf": _erf(), "sigmoid": _sigmoid()}
-
-
-def called(op: str, value: str) -> str | None:
-    """Triton text of an op that `transform.branches` put in; None for any other."""
-    if not op.startswith(PREFIX):
-        return None
-    function = op.removeprefix(PREFIX)
-    return inline(function, _BODIES[function], "=f,f", [value], "tl.float32")
-
-
-def interpreted(text: str, args: list[Any]) -> list[Any] | None:
-    """The results of a call in the interpreter, on NumPy arrays; None if `text` is no call."""
-    import torch
-
-    function = mark_of(text)
-    if function not in _BODIES:
-        return None
-    return [getattr(torch, function)(torch.from_numpy(args[0].copy())).numpy()]
+FUNCTIONS = {
+    f"{PREFIX}tanh": Function(_tanh(), torch.tanh),
+    f"{PREFIX}erf": Function(_erf(), torch.erf),
+    f"{PREFIX}sigmoid": Function(_sigmoid(), torch.sigmoid),
+}

@@ -16,6 +16,8 @@ from ..inductor.printing import CSEVariable, IndentedBuffer, ScalarPrinter, prin
 from ..ir.program import Compute, Load, LoopProgram, Reduce, Ref
 from . import bfloat16, branchless, quotients
 
+FUNCTIONS = {**branchless.FUNCTIONS, **bfloat16.FUNCTIONS, **quotients.FUNCTIONS}
+
 
 def check_printable(program: LoopProgram) -> LoopProgram:
     """The program, unchanged. Raises `Decline` for an op that Inductor cannot print with such operands."""
@@ -58,11 +60,9 @@ class OpPrinter(ScalarPrinter):
     def print(
         self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
     ) -> CSEVariable:
-        text = None
-        if args:
-            value = str(args[0])
-            text = branchless.called(op, value) or bfloat16.called(op, value) or quotients.called(op, args)
-        return super().print(op, args, kwargs, dtype) if text is None else self.line(text, dtype)
+        if (function := FUNCTIONS.get(op)) is not None:
+            return self.line(function.called(op, *args), dtype)
+        return super().print(op, args, kwargs, dtype)
 
     def check(self, stmt: Compute) -> None:
         """Print a statement. Raises `Decline`, with the name of the node it comes from, if that fails."""

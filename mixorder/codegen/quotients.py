@@ -17,14 +17,26 @@ number in its place changes nothing.
 
 from __future__ import annotations
 
-import struct
-from typing import Any
+import torch
+from torch import Tensor
 
 from ..transform.few_bits import QUOTIENT
 from ..transform.quotients import CORRECTED, INVERSE
-from .assembly import inline, mark_of
+from .assembly import Function
 
-_MARK = "quotient_"  # and the bits of the dividend
+_QUOTIENT = " ".join(
+    (
+        ".reg .f32 s, r, q, m;",
+        "mul.f32 s, $1, 0f3E800000;",
+        "rcp.approx.ftz.f32 r, s;",
+        "mul.f32 q, r, $2;",
+        "min.f32 s, s, 0f7F7FFFFF;",
+        "neg.f32 s, s;",
+        "fma.rn.f32 m, s, q, $2;",
+        "fma.rn.f32 q, m, r, q;",
+        "mul.f32 $0, q, 0f3E800000;",
+    )
+)
 _INVERSE = (
     ".reg .f32 r, s, m; rcp.approx.ftz.f32 r, $1; neg.f32 s, $1; fma.rn.f32 m, s, r, 0f3F800000; "
     "min.f32 m, m, 0f7F7FFFFF; fma.rn.f32 $0, m, r, r;"
@@ -44,62 +56,26 @@ _CORRECTION = " ".join(
 )
 
 
-def called(op: str, args: tuple[Any, ...]) -> str | None:
-    """Triton text of an op that `transform.few_bits` or `transform.quotients` put in; None for any other."""
-    if op == INVERSE:
-        return inline(INVERSE, _INVERSE, "=f,f", [str(args[0])], "tl.float32")
-    if op == CORRECTED:
-        return inline(CORRECTED, _CORRECTION, "=f,f,f,f", [str(arg) for arg in args], "tl.float32")
-    if op != QUOTIENT:
-        return None
-    divisor, dividend = args
-    (bits,) = struct.unpack("I", struct.pack("f", dividend))
-    body = " ".join(
-        (
-            ".reg .f32 s, r, q, m;",
-            "mul.f32 s, $1, 0f3E800000;",
-            "rcp.approx.ftz.f32 r, s;",
-            f"mul.f32 q, r, 0f{bits:08X};",
-            "min.f32 s, s, 0f7F7FFFFF;",
-            "neg.f32 s, s;",
-            f"fma.rn.f32 m, s, q, 0f{bits:08X};",
-            "fma.rn.f32 q, m, r, q;",
-            "mul.f32 $0, q, 0f3E800000;",
-        )
-    )
-    return inline(f"{_MARK}{bits:08X}", body, "=f,f", [str(divisor)], "tl.float32")
+def _corrected(value: Tensor, divisor: Tensor, inverse: Tensor) -> Tensor:
+    product = value * inverse
+    rest = _fused(product, divisor, -value)
+    return torch.where(rest.isfinite(), _fused(rest, -inverse, product), product)
 
 
-def interpreted(text: str, args: list[Any]) -> list[Any] | None:
-    """The results of a call in the interpreter, on NumPy arrays; None if `text` is no call."""
-    import numpy
-
-    mark = mark_of(text)
-    if mark == INVERSE:
-        with numpy.errstate(all="ignore"):
-            return [numpy.float32(1) / args[0]]
-    if mark == CORRECTED:
-        value, divisor, inverse = args
-        with numpy.errstate(all="ignore"):
-            product = value * inverse
-            rest = _fused(product, divisor, -value)
-            return [numpy.where(numpy.isfinite(rest), _fused(rest, -inverse, product), product)]
-    if mark is None or not mark.startswith(_MARK):
-        return None
-    (dividend,) = struct.unpack("f", struct.pack("I", int(mark.removeprefix(_MARK), 16)))
-    with numpy.errstate(all="ignore"):
-        return [numpy.float32(dividend) / args[0]]
-
-
-def _fused(a: Any, b: Any, c: Any) -> Any:
+def _fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """`a b + c` of float32, rounded once: a float64 has all bits of the product, and of the sum its last bit
     tells whether there are more."""
-    import numpy
-
-    product = a.astype("float64") * b
+    product = a.double() * b
     whole = product + c
     part = whole - product
     rest = (product - (whole - part)) + (c - part)
-    bits = whole.view("int64")
-    odd = numpy.where((rest > 0) == (whole > 0), bits | 1, bits - 1 | 1)
-    return numpy.where((rest != 0) & (bits & 1 == 0), odd.view("float64"), whole).astype("float32")
+    bits = whole.view(torch.int64)
+    odd = torch.where((rest > 0) == (whole > 0), bits | 1, bits - 1 | 1)
+    return torch.where((rest != 0) & (bits & 1 == 0), odd.view(torch.float64), whole).float()
+
+
+FUNCTIONS = {
+    QUOTIENT: Function(_QUOTIENT, lambda divisor, dividend: dividend / divisor),
+    INVERSE: Function(_INVERSE, torch.reciprocal),
+    CORRECTED: Function(_CORRECTION, _corrected),
+}

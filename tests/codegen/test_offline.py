@@ -346,7 +346,7 @@ def test_values_of_a_row_that_are_rounded(cols: int, known: Known) -> None:
         for node in graph.nodes:
             node.meta["low_precision_pointwise_barrier"] = True
         program, _, sources = graphs.kernels(graphs.only(graph), device)
-    assert "mixorder_rounded" in sources[0].text
+    assert "mixorder_rounded_to_bfloat16" in sources[0].text
     if known(gpu, *((program, source) for source in sources)):
         return
     for source in sources:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mixorder.codegen import bfloat16, branchless, quotients
 from mixorder.codegen.load import load_function
-from mixorder.transform.branches import FUNCTIONS, PREFIX
+from mixorder.codegen.op_printer import FUNCTIONS
+from mixorder.transform.branches import FUNCTIONS as OF_LIBRARY
+from mixorder.transform.branches import PREFIX
 from mixorder.transform.few_bits import LEAST_DIVISOR, QUOTIENT
 from mixorder.transform.quotients import CORRECTED, INVERSE, LEAST, MOST
 from mixorder.transform.rounding import ROUNDED
@@ -29,14 +30,18 @@ def compare(count_ptr, start):
 """  # noqa: E501
 
 
-def cases() -> dict[str, tuple[str | None, str]]:
-    found = {name: (branchless.called(PREFIX + name, "x"), f"libdevice.{name}(x)") for name in FUNCTIONS}
+def called(op: str, *args: object) -> str:
+    return FUNCTIONS[op].called(op, *args)
+
+
+def cases() -> dict[str, tuple[str, str]]:
+    found = {name: (called(PREFIX + name, "x"), f"libdevice.{name}(x)") for name in OF_LIBRARY}
     size = "tl.abs(x)"
     used = f"(({size} >= {LEAST}) & ({size} <= {MOST})) | (x == 0.0) | ({size} == float('inf')) | (x != x)"
-    inverses = (quotients.called(INVERSE, ("x",)), "tl.div_rn(1.0, x)")
+    inverses = (called(INVERSE, "x"), "tl.div_rn(1.0, x)")
     ours, theirs = (f"tl.where({used}, {inverse}, 0.0)" for inverse in inverses)
     found["inverse"] = (ours, theirs)
-    return found | {"bfloat16": (bfloat16.called(ROUNDED, "x"), "x.to(tl.bfloat16).to(tl.float32)")}
+    return found | {"bfloat16": (called(ROUNDED, "x"), "x.to(tl.bfloat16).to(tl.float32)")}
 
 
 @pytest.mark.parametrize("name", sorted(cases()))
@@ -66,7 +71,7 @@ def divide(in_ptr, out_ptr):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dividend", [448.0, 57344.0, 6.0, 4.0, 1000003.0])
 def test_quotients_by_every_number_in_half_precision(dividend: float, dtype: torch.dtype) -> None:
-    kernel = load_function(QUOTIENTS.format(quotient=quotients.called(QUOTIENT, ("x", dividend))), "divide")
+    kernel = load_function(QUOTIENTS.format(quotient=called(QUOTIENT, "x", dividend)), "divide")
     x = torch.arange(2**16, dtype=torch.int32, device="cuda").to(torch.int16).view(dtype)
     found = torch.full((2**16,), 77.0, device="cuda")
     kernel[(2**16 // 1024,)](x, found)
@@ -92,8 +97,8 @@ def divide(a_ptr, s_ptr, out_ptr):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_quotients_of_numbers_by_divisors_in_range(dtype: torch.dtype) -> None:
-    inverse = quotients.called(INVERSE, ("s",))
-    quotient = quotients.called(CORRECTED, ("a", "s", "inverse"))
+    inverse = called(INVERSE, "s")
+    quotient = called(CORRECTED, "a", "s", "inverse")
     kernel = load_function(CORRECTIONS.format(inverse=inverse, quotient=quotient), "divide")
     size = 2**26
     generator = torch.Generator("cuda").manual_seed(0)
@@ -132,7 +137,7 @@ def sigmoid(in_ptr, out_ptr):
 
 def test_the_sigmoid_of_every_float32_is_that_of_eager() -> None:
     """But for the last bit of subnormal numbers."""
-    kernel = load_function(SIGMOID.format(sigmoid=branchless.called(f"{PREFIX}sigmoid", "x")), "sigmoid")
+    kernel = load_function(SIGMOID.format(sigmoid=called(f"{PREFIX}sigmoid", "x")), "sigmoid")
     each = 2**32 // CALLS
     for call in range(CALLS):
         bits = torch.arange(each, device="cuda") + (call * each - 2**31)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from graphs import bf16, both_ways, f32, lowered_tile, ops
 
-from mixorder.codegen import quotients
 from mixorder.ir.program import LoopProgram
 from mixorder.ir.rewriting import rewritten
 from mixorder.ir.verify import Form, verify
@@ -59,18 +58,6 @@ def test_other_divisions_stay(case: str) -> None:
     factor, dtype, before = OTHERS[case]
     found = ops(transformed(factor, dtype, before))
     assert QUOTIENT not in found and "div_rn" in found
-
-
-def test_a_call_is_recognised_by_its_mark() -> None:
-    text = quotients.called(QUOTIENT, ("x", 448.0))
-    assert text is not None and quotients.called("div_rn", ("x", "y")) is None
-    body = text.split('"')[1]
-    values = np.array([1e-12, 3.0, 448.0, np.inf, np.nan], np.float32)
-    found = quotients.interpreted(body, [values])
-    assert found is not None
-    with np.errstate(all="ignore"):
-        assert np.array_equal(found[0], np.float32(448) / values, equal_nan=True)
-    assert quotients.interpreted("{ .reg .b32 mixorder_tanh; }", [values]) is None
 
 
 @pytest.mark.parametrize("bits", [8, 11])

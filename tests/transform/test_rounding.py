@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from graphs import bf16, f32, lowered_tile, ops
 from support import quantised
 
-from mixorder.codegen import bfloat16
 from mixorder.ir.program import LoopProgram
 from mixorder.ir.rewriting import rewritten
 from mixorder.transform.rounding import ROUNDED, round_at_once
@@ -34,13 +32,3 @@ def test_only_gpus_that_have_the_instruction() -> None:
     for saturates, runs_ptx in ((True, True), (True, False), (False, True), (False, False)):
         made = ops(same_bits_sooner(program, saturates, runs_ptx))
         assert (ROUNDED in made) == (saturates and runs_ptx)
-
-
-def test_the_interpreter_rounds_as_torch_does() -> None:
-    text = bfloat16.called(ROUNDED, "x")
-    assert text is not None and "pack=2" in text and bfloat16.called("mul", "x") is None
-    (body,) = (part for part in text.split('"') if part.startswith("{"))
-    values = np.array([1.00390625, 1.01171875, -3.3e38, np.inf, 1e-40, 0.0], np.float32)
-    results = bfloat16.interpreted(body, [values])
-    assert results is not None and bfloat16.interpreted("{ }", [values]) is None
-    assert (results[0] == torch.from_numpy(values).bfloat16().float().numpy()).all()
