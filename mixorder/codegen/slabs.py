@@ -22,11 +22,7 @@ from ..ir.program import (
     Nest,
     PartialAccumulate,
     Reduce,
-    Statement,
     Value,
-    behind,
-    loops_of,
-    operands,
 )
 from ..ir.reductions import SUM
 from ..schedule.plan import Applied, Launch, Order, Plan, Walk, in_tiles
@@ -99,7 +95,7 @@ def _ends(program: LoopProgram, nest: Nest, plan: Plan, label: str) -> KernelSou
     writer.numbered = list(nest.loops[1:])
     writer.begin()
     if nest.loops[0] in writer.tiled:
-        writer.part_by_part(nest, nest.loops[0])
+        writer.tile_by_tile(nest, nest.loops[0])
     else:
         for stmt in nest.statements:
             writer.statement(stmt)
@@ -135,45 +131,6 @@ class _SlabWriter(TileWriter):
         mask = f", {' & '.join(masks)}, other=0" if masks else ""
         text = f"tl.load({self.pointer(stmt.buffer)} + ({offset_text(stmt.index)}){mask})"
         self.ops.define(self.cast(stmt, text), stmt.dtype, stmt.name)
-
-    def tile_by_tile(self, nest: Nest, axis: Axis) -> None:
-        """The statements of a nest in a loop over an axis: before it what does not depend on that, and behind
-        it what needs sums over it."""
-        sums = [s for s in nest.body if isinstance(s, Reduce) and axis.symbol in s.axes]
-        later = behind(nest.body, sums)
-
-        def place(stmt: Statement) -> int:
-            if stmt in sums or not later.isdisjoint(operands(stmt)):
-                return 2
-            return int(axis.symbol in loops_of(stmt, self.deps))
-
-        for stmt in (s for s in nest.body if place(s) == 0):
-            self.statement(stmt)
-        tiled = {
-            one: [a for a in self.tiled if a.symbol in {*self.deps[one.value.name], *one.axes}]
-            for one in sums
-        }
-        totals = {}
-        for one in sums:
-            empty = f"tl.full({self.shape(tiled[one])}, {identity(one.kind, one.dtype)})"
-            totals[one] = str(self.ops.line(empty, one.dtype))
-        known, number = set(self._known), self.number(axis)
-        self.code.writeline(f"for {number} in tl.range(0, {offset_text(sympy.sympify(self.tiles(axis)))}):")
-        with self.code.indent():
-            if axis.symbol in self.wide_symbols:
-                self.code.writeline(f"{number} = tl.full([], {number}, tl.int64)")
-            for stmt in (s for s in nest.body if place(s) == 1):
-                self.statement(stmt)
-            for one, total in totals.items():
-                along = [a for a in self.tiled if a.symbol in one.axes]
-                value = self.within(self.spread(one.value.name, along), along, one.kind, one.dtype)
-                self.code.writeline(f"{total} = {self.combined(one.kind, total, value, one.dtype)}")
-        self._known = known
-        for one, total in totals.items():
-            along = [a for a in self.tiled if a.symbol in one.axes]
-            self.ops.define(self.reduced(one.kind, one.dtype, total, along), one.dtype, one.name)
-        for stmt in (s for s in nest.body if place(s) == 2 and s not in sums):
-            self.statement(stmt)
 
 
 class _SumsWriter(_SlabWriter):

@@ -29,8 +29,10 @@ from ..ir.program import (
     Reduce,
     Statement,
     Store,
-    closure,
+    behind,
     index_symbols,
+    loops_of,
+    operands,
 )
 from ..ir.reductions import ReductionKind
 from ..ir.rewriting import Scope
@@ -70,7 +72,7 @@ def row_values(
     if row.symbol in writer.wide_symbols:
         writer.code.writeline(f"{writer.number(row)} = {writer.number(row)}.to(tl.int64)")
     if writer.tiles(column) > 1:
-        writer.part_by_part(ahead, column)
+        writer.tile_by_tile(ahead, column)
     else:
         writer.whole()
     return f"{writer.code.getvalue()}\n\n", ", ".join(b.pointer for b in writer.buffers)
@@ -241,29 +243,47 @@ class TileWriter(TileAccesses):
         text = self.reduced(stmt.kind, stmt.dtype, value, along)
         self.ops.define(text, stmt.dtype, stmt.name)
 
-    def part_by_part(self, nest: Nest, column: Axis) -> None:
-        """The statements of a nest whose reductions are all over one axis, in a loop over the parts of it."""
-        reductions = [s for s in nest.body if isinstance(s, Reduce)]
-        inner = [s for s in closure(nest.body, reductions) if isinstance(s, Load | Compute)]
-        along = [s for s in inner if column.symbol in self.deps[s.name]]
-        for stmt in (s for s in inner if s not in along):
+    def tile_by_tile(self, nest: Nest, axis: Axis) -> None:
+        """The statements of a nest in a loop over an axis: before it what does not depend on that, and behind
+        it what needs sums over it."""
+        sums = [s for s in nest.body if isinstance(s, Reduce) and axis.symbol in s.axes]
+        later = behind(nest.body, sums)
+
+        def place(stmt: Statement) -> int:
+            if stmt in sums or not later.isdisjoint(operands(stmt)):
+                return 2
+            return int(axis.symbol in loops_of(stmt, self.deps))
+
+        for stmt in (s for s in nest.body if place(s) == 0):
             self.statement(stmt)
+        tiled = {
+            one: [a for a in self.tiled if a.symbol in {*self.deps[one.value.name], *one.axes}]
+            for one in sums
+        }
         totals = {}
-        for one in reductions:
-            empty = f"tl.full({self.shape(self.tiled)}, {identity(one.kind, one.dtype)})"
+        for one in sums:
+            empty = f"tl.full({self.shape(tiled[one])}, {identity(one.kind, one.dtype)})"
             totals[one] = str(self.ops.line(empty, one.dtype))
-        self.code.writeline(f"for {self.number(column)} in tl.static_range({self.tiles(column)}):")
+        known, number, tiles = set(self._known), self.number(axis), self.tiles(axis)
+        text = (
+            f"range(0, {offset_text(tiles)})" if isinstance(tiles, sympy.Expr) else f"static_range({tiles})"
+        )
+        self.code.writeline(f"for {number} in tl.{text}:")
         with self.code.indent():
-            for stmt in along:
+            if axis.symbol in self.wide_symbols:
+                self.code.writeline(f"{number} = tl.full([], {number}, tl.int64)")
+            for stmt in (s for s in nest.body if place(s) == 1):
                 self.statement(stmt)
             for one, total in totals.items():
-                value = self.within(self.spread(one.value.name, self.tiled), [column], one.kind, one.dtype)
+                along = [a for a in self.tiled if a.symbol in one.axes]
+                value = self.within(self.spread(one.value.name, along), along, one.kind, one.dtype)
                 self.code.writeline(f"{total} = {self.combined(one.kind, total, value, one.dtype)}")
+        self._known = known
         for one, total in totals.items():
-            self.ops.define(self.reduced(one.kind, one.dtype, total, [column]), one.dtype, one.name)
-        for rest in nest.body:
-            if rest not in inner and rest not in reductions:
-                self.statement(rest)
+            along = [a for a in self.tiled if a.symbol in one.axes]
+            self.ops.define(self.reduced(one.kind, one.dtype, total, along), one.dtype, one.name)
+        for stmt in (s for s in nest.body if place(s) == 2 and s not in sums):
+            self.statement(stmt)
 
     def spread(self, name: str, along: Sequence[Axis]) -> str:
         """A value with all elements of the tile along some axes."""
