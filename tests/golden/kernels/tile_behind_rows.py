@@ -4,24 +4,21 @@
 @triton.jit
 def row_values(in0_ptr, in1_ptr, in2_ptr, in3_ptr, mailbox_ptr, r):
     tmp0 = tl.load(in1_ptr + (r))
-    tmp1 = tl.full([4096], 0.0, tl.float32)
+    tmp1 = tl.full([], 12000.0, tl.float32)
+    tmp2 = tl.full([4096], 0.0, tl.float32)
     for c_tile in tl.static_range(3):
         at_c = c_tile * 4096 + tl.arange(0, 4096)
-        tmp2 = tl.load(in2_ptr + (12000 * r + at_c), (at_c < 12000), other=0)
-        tmp3 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }", "=f,=f,r", [tmp2], dtype=tl.float32, is_pure=True, pack=2)
-        tmp4 = tl.load(in3_ptr + (at_c), (at_c < 12000), other=0)
-        tmp5 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }", "=f,=f,r", [tmp4], dtype=tl.float32, is_pure=True, pack=2)
-        tmp6 = tmp3 * tmp5
-        tmp7 = tl.load(in0_ptr + (12000 * r + at_c), (at_c < 12000), other=0)
-        tmp8 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }", "=f,=f,r", [tmp7], dtype=tl.float32, is_pure=True, pack=2)
-        tmp9 = tmp8 * tmp0
-        tmp10 = tmp9 * tmp6
+        tmp3 = tl.load(in2_ptr + (12000 * r + at_c), (at_c < 12000), other=0).to(tl.float32)
+        tmp4 = tl.load(in3_ptr + (at_c), (at_c < 12000), other=0).to(tl.float32)
+        tmp5 = tmp3 * tmp4
+        tmp6 = tl.load(in0_ptr + (12000 * r + at_c), (at_c < 12000), other=0).to(tl.float32)
+        tmp7 = tmp6 * tmp0
+        tmp8 = tmp7 * tmp5
         c = c_tile * 4096 + tl.arange(0, 4096)[:]
-        tmp1 = tmp1 + tl.where(c < 12000, tmp10, 0.0)
-    tmp11 = tl.sum(tmp1, 0)[None]
-    tmp12 = tl.full([], 12000.0, tl.float32)
-    tmp13 = tl.div_rn(tmp11, tmp12)
-    tl.store(tl.broadcast_to(mailbox_ptr + (r), [1]), tl.where(tmp13 == tmp13, tmp13, float('nan')).to(tl.int32, bitcast=True))
+        tmp2 = tmp2 + tl.where(c < 12000, tmp8, 0.0)
+    tmp9 = tl.sum(tmp2, 0)[None]
+    tmp10 = tl.div_rn(tmp9, tmp1)
+    tl.store(tl.broadcast_to(mailbox_ptr + (r), [1]), tl.where(tmp10 == tmp10, tmp10, float('nan')).to(tl.int32, bitcast=True))
 
 
 @triton.jit
@@ -38,7 +35,7 @@ def rows_innermost(value):
 
 
 @triton.jit
-def triton_mixorder_sum_ea837244(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, out3_ptr, mailbox_ptr, ws0_ptr, stage0_ptr, stage1_ptr):
+def triton_mixorder_sum_a4df5a6f(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, out3_ptr, mailbox_ptr, ws0_ptr, stage0_ptr, stage1_ptr):
     number = tl.atomic_add(mailbox_ptr + 2048, 1, sem="relaxed") + 1
     group = number // 126
     turn = number % 126
@@ -52,89 +49,84 @@ def triton_mixorder_sum_ea837244(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, o
         tmp0 = tl.reshape(tl.load(in1_ptr + (32 * i + at_x)), [32, 1, 1])
         dealt_x = tl.arange(0, 4)[:, None, None, None] + 4 * tl.arange(0, 8)[None, None, :, None]
         dealt_jy = j_tile * 128 + 32 * tl.arange(0, 4)[None, :, None, None] + tl.arange(0, 32)[None, None, None, :]
-        tmp1 = tl.reshape(tl.reshape(tl.permute(tl.load(in2_ptr + (384000 * i + 12000 * dealt_x + dealt_jy), (dealt_jy < 12000), other=0), (2, 0, 1, 3)), [32, 128]), [32, 4, 32])
+        tmp1 = tl.reshape(tl.reshape(tl.permute(tl.load(in2_ptr + (384000 * i + 12000 * dealt_x + dealt_jy), (dealt_jy < 12000), other=0).to(tl.float32), (2, 0, 1, 3)), [32, 128]), [32, 4, 32])
         at_jy = j_tile * 128 + tl.arange(0, 128)
         tmp2 = tl.reshape(tl.load(in3_ptr + (at_jy), (at_jy < 12000), other=0).to(tl.float32), [1, 4, 32])
-        tmp3 = tl.reshape(tl.reshape(tl.permute(tl.load(in0_ptr + (384000 * i + 12000 * dealt_x + dealt_jy), (dealt_jy < 12000), other=0), (2, 0, 1, 3)), [32, 128]), [32, 4, 32])
-        tmp4 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }", "=f,=f,r", [tmp1], dtype=tl.float32, is_pure=True, pack=2)
-        tmp5 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }", "=f,=f,r", [tmp3], dtype=tl.float32, is_pure=True, pack=2)
-        tmp6 = tmp5 * tmp0
-        tmp7 = tmp4 * tmp6
+        tmp3 = tmp1 * tmp2
+        tmp4 = tl.reshape(tl.reshape(tl.permute(tl.load(in0_ptr + (384000 * i + 12000 * dealt_x + dealt_jy), (dealt_jy < 12000), other=0).to(tl.float32), (2, 0, 1, 3)), [32, 128]), [32, 4, 32])
+        tmp5 = tmp4 * tmp0
+        tmp6 = tmp1 * tmp5
         s = i
-        tl.store(ws0_ptr + (12000 * s + at_jy), tl.reshape(tl.sum(tmp7, 0)[None, :, :], [128]), (at_jy < 12000))
-        tmp8 = tl.load(mailbox_ptr + (32 * i + at_x), volatile=True)
+        tl.store(ws0_ptr + (12000 * s + at_jy), tl.reshape(tl.sum(tmp6, 0)[None, :, :], [128]), (at_jy < 12000))
+        tmp7 = tl.load(mailbox_ptr + (32 * i + at_x), volatile=True)
         polls = tl.full([], 16384, tl.int32)
-        while (tl.min((tmp8 != -1).to(tl.int32)) == 0) & (polls > 0):
-            tmp8 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_awaited; .reg .pred p; setp.eq.s32 p, $2, -1; mov.b32 $0, $2; @p ld.relaxed.gpu.global.b32 $0, [$1]; }", "=&r,l,r", [(mailbox_ptr + (32 * i + at_x)).to(tl.int64), tmp8], dtype=tl.int32, is_pure=False, pack=1)
+        while (tl.min((tmp7 != -1).to(tl.int32)) == 0) & (polls > 0):
+            tmp7 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_awaited; .reg .pred p; setp.eq.s32 p, $2, -1; mov.b32 $0, $2; @p ld.relaxed.gpu.global.b32 $0, [$1]; }", "=&r,l,r", [(mailbox_ptr + (32 * i + at_x)).to(tl.int64), tmp7], dtype=tl.int32, is_pure=False, pack=1)
             polls -= 1
-        tmp8 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_awaited; .reg .pred p; setp.eq.s32 p, $2, -1; mov.b32 $0, $2; @p ld.relaxed.gpu.global.b32 $0, [$1]; }", "=&r,l,r", [(mailbox_ptr + (32 * i + at_x)).to(tl.int64), tmp8], dtype=tl.int32, is_pure=False, pack=1)
+        tmp7 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_awaited; .reg .pred p; setp.eq.s32 p, $2, -1; mov.b32 $0, $2; @p ld.relaxed.gpu.global.b32 $0, [$1]; }", "=&r,l,r", [(mailbox_ptr + (32 * i + at_x)).to(tl.int64), tmp7], dtype=tl.int32, is_pure=False, pack=1)
         if tl.inline_asm_elementwise("{ .reg .b32 mixorder_late; .reg .pred p; setp.eq.s32 p, $1, 0; bar.red.or.pred p, 0, p; selp.b32 $0, 1, 0, p; }", "=r,r", [polls], dtype=tl.int32, is_pure=False, pack=1) == 0:
-            tmp9 = tl.reshape(tmp8, [32, 1, 1])
-            tmp10 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244; }", "=f,=f,r", [tmp1], dtype=tl.float32, is_pure=True, pack=2)
-            tmp11 = tmp10 * tmp2
-            tmp12 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244; }", "=f,=f,r", [tmp3], dtype=tl.float32, is_pure=True, pack=2)
-            tmp13 = tmp12 * tmp0
-            tmp14 = tmp9.to(tl.float32, bitcast=True)
-            tmp15 = tmp13 * tmp14
-            tmp16 = tmp11 - tmp15
-            tmp17 = tmp0 * tmp16
-            tmp18 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_rounded; .reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000; }", "=f,=f,f,f", [tmp17], dtype=tl.float32, is_pure=True, pack=2)
-            tmp19 = tl_math.abs(tmp18)
-            tmp20 = tl.reduce(tmp19, 2, maximum_or_nan)[:, :, None]
-            tmp21 = tmp20.to(tl.int32, bitcast=True)
-            tmp22 = tl.full([], 23, tl.int32)
-            tmp23 = (tmp21 >> tmp22).to(tl.int32)
-            tmp24 = tl.full([], 255, tl.int32)
-            tmp25 = (tmp23 & tmp24).to(tl.int32)
-            tmp26 = tl.full([], 135, tl.int32)
-            tmp27 = (tmp25 - tmp26).to(tl.int32)
-            tmp28 = tl.full([], -127, tl.int32)
-            tmp29 = (triton_helpers.maximum(tmp27, tmp28)).to(tl.int32)
-            tmp30 = tl.full([], 128, tl.int32)
-            tmp31 = (triton_helpers.minimum(tmp29, tmp30)).to(tl.int32)
-            tmp32 = tl.full([], 127, tl.int32)
-            tmp33 = (tmp31 + tmp32).to(tl.int32)
-            tmp34 = tmp33.to(tl.uint8)
+            tmp8 = tl.reshape(tmp7, [32, 1, 1])
+            tmp9 = tmp8.to(tl.float32, bitcast=True)
+            tmp10 = tmp5 * tmp9
+            tmp11 = tmp3 - tmp10
+            tmp12 = tmp0 * tmp11
+            tmp13 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_rounded_to_bfloat16; .reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000; }", "=f,=f,f,f", [tmp12], dtype=tl.float32, is_pure=True, pack=2)
+            tmp14 = tl_math.abs(tmp13)
+            tmp15 = tl.reduce(tmp14, 2, maximum_or_nan)[:, :, None]
+            tmp16 = tmp15.to(tl.int32, bitcast=True)
+            tmp17 = tl.full([], 23, tl.int32)
+            tmp18 = (tmp16 >> tmp17).to(tl.int32)
+            tmp19 = tl.full([], 255, tl.int32)
+            tmp20 = (tmp18 & tmp19).to(tl.int32)
+            tmp21 = tl.full([], 135, tl.int32)
+            tmp22 = (tmp20 - tmp21).to(tl.int32)
+            tmp23 = tl.full([], -127, tl.int32)
+            tmp24 = (triton_helpers.maximum(tmp22, tmp23)).to(tl.int32)
+            tmp25 = tl.full([], 128, tl.int32)
+            tmp26 = (triton_helpers.minimum(tmp24, tmp25)).to(tl.int32)
+            tmp27 = tl.full([], 127, tl.int32)
+            tmp28 = (tmp26 + tmp27).to(tl.int32)
+            tmp29 = tmp28.to(tl.uint8)
             at_j = j_tile * 4 + tl.arange(0, 4)
-            tl.store(stage0_ptr + (32 * i + 2048 * at_j[:, None] + at_x[None, :]), tl.permute(tl.reshape(tmp34, [32, 4]), (1, 0)), (at_j[:, None] < 375))
-            tmp35 = tmp34.to(tl.int32)
-            tmp36 = (tmp35 << tmp22).to(tl.int32)
-            tmp37 = tmp36.to(tl.float32, bitcast=True)
-            tmp38 = tl.full([], 1.1754943508222875e-38, tl.float32)
-            tmp39 = tl.where((tmp37 > tmp38) | (tmp37 != tmp37), tmp37, tmp38)
-            tmp40 = tmp39.to(tl.int32, bitcast=True)
-            tmp41 = tl.full([], 2139095040, tl.int32)
-            tmp42 = (tmp41 - tmp40).to(tl.int32)
-            tmp43 = tmp42.to(tl.float32, bitcast=True)
-            tmp44 = tl.full([], 0.5, tl.float32)
-            tmp45 = tmp43 * tmp44
-            tmp46 = tmp18 * tmp45
-            tmp47 = tmp46.to(tl.float8e4nv)
-            tl.store(out1_ptr + (384000 * i + 12000 * at_x[:, None] + at_jy[None, :]), tl.reshape(tmp47, [32, 128]), (at_jy[None, :] < 12000))
-            tmp48 = tl.reduce(tmp19, 0, maximum_or_nan)[None, :, :]
-            tmp49 = tmp48.to(tl.int32, bitcast=True)
-            tmp50 = (tmp49 >> tmp22).to(tl.int32)
-            tmp51 = (tmp50 & tmp24).to(tl.int32)
-            tmp52 = (tmp51 - tmp26).to(tl.int32)
-            tmp53 = (triton_helpers.maximum(tmp52, tmp28)).to(tl.int32)
-            tmp54 = (triton_helpers.minimum(tmp53, tmp30)).to(tl.int32)
-            tmp55 = (tmp54 + tmp32).to(tl.int32)
-            tmp56 = tmp55.to(tl.uint8)
-            tl.store(stage1_ptr + (12000 * i + at_jy), tl.reshape(tmp56, [128]), (at_jy < 12000))
-            tmp57 = tmp56.to(tl.int32)
-            tmp58 = (tmp57 << tmp22).to(tl.int32)
+            tl.store(stage0_ptr + (32 * i + 2048 * at_j[:, None] + at_x[None, :]), tl.permute(tl.reshape(tmp29, [32, 4]), (1, 0)), (at_j[:, None] < 375))
+            tmp30 = tmp29.to(tl.int32)
+            tmp31 = (tmp30 << tmp17).to(tl.int32)
+            tmp32 = tmp31.to(tl.float32, bitcast=True)
+            tmp33 = tl.full([], 1.1754943508222875e-38, tl.float32)
+            tmp34 = tl.where((tmp32 > tmp33) | (tmp32 != tmp32), tmp32, tmp33)
+            tmp35 = tmp34.to(tl.int32, bitcast=True)
+            tmp36 = tl.full([], 2139095040, tl.int32)
+            tmp37 = (tmp36 - tmp35).to(tl.int32)
+            tmp38 = tmp37.to(tl.float32, bitcast=True)
+            tmp39 = tl.full([], 0.5, tl.float32)
+            tmp40 = tmp38 * tmp39
+            tmp41 = tmp13 * tmp40
+            tmp42 = tmp41.to(tl.float8e4nv)
+            tl.store(out1_ptr + (384000 * i + 12000 * at_x[:, None] + at_jy[None, :]), tl.reshape(tmp42, [32, 128]), (at_jy[None, :] < 12000))
+            tmp43 = tl.reduce(tmp14, 0, maximum_or_nan)[None, :, :]
+            tmp44 = tmp43.to(tl.int32, bitcast=True)
+            tmp45 = (tmp44 >> tmp17).to(tl.int32)
+            tmp46 = (tmp45 & tmp19).to(tl.int32)
+            tmp47 = (tmp46 - tmp21).to(tl.int32)
+            tmp48 = (triton_helpers.maximum(tmp47, tmp23)).to(tl.int32)
+            tmp49 = (triton_helpers.minimum(tmp48, tmp25)).to(tl.int32)
+            tmp50 = (tmp49 + tmp27).to(tl.int32)
+            tmp51 = tmp50.to(tl.uint8)
+            tl.store(stage1_ptr + (12000 * i + at_jy), tl.reshape(tmp51, [128]), (at_jy < 12000))
+            tmp52 = tmp51.to(tl.int32)
+            tmp53 = (tmp52 << tmp17).to(tl.int32)
+            tmp54 = tmp53.to(tl.float32, bitcast=True)
+            tmp55 = tl.where((tmp54 > tmp33) | (tmp54 != tmp54), tmp54, tmp33)
+            tmp56 = tmp55.to(tl.int32, bitcast=True)
+            tmp57 = tl.full([], 2139095040, tl.int32)
+            tmp58 = (tmp57 - tmp56).to(tl.int32)
             tmp59 = tmp58.to(tl.float32, bitcast=True)
-            tmp60 = tl.where((tmp59 > tmp38) | (tmp59 != tmp59), tmp59, tmp38)
-            tmp61 = tmp60.to(tl.int32, bitcast=True)
-            tmp62 = tl.full([], 2139095040, tl.int32)
-            tmp63 = (tmp62 - tmp61).to(tl.int32)
-            tmp64 = tmp63.to(tl.float32, bitcast=True)
-            tmp65 = tl.full([], 0.5, tl.float32)
-            tmp66 = tmp64 * tmp65
-            tmp67 = tmp18 * tmp66
-            tmp68 = tl.reshape(tl.permute(rows_innermost(tl.permute(tl.reshape(tmp67, [8, 2, 2, 4, 32]), (0, 3, 4, 2, 1))), (0, 3, 4, 1, 2)), [32, 4, 32])
-            tmp69 = tmp68.to(tl.float8e4nv)
-            tl.store(out3_ptr + (32 * i + 2048 * at_jy[:, None] + at_x[None, :]), tl.reshape(tl.permute(tmp69, (1, 2, 0)), [128, 32]), (at_jy[:, None] < 12000))
+            tmp60 = tl.full([], 0.5, tl.float32)
+            tmp61 = tmp59 * tmp60
+            tmp62 = tmp13 * tmp61
+            tmp63 = tl.reshape(tl.permute(rows_innermost(tl.permute(tl.reshape(tmp62, [8, 2, 2, 4, 32]), (0, 3, 4, 2, 1))), (0, 3, 4, 1, 2)), [32, 4, 32])
+            tmp64 = tmp63.to(tl.float8e4nv)
+            tl.store(out3_ptr + (32 * i + 2048 * at_jy[:, None] + at_x[None, :]), tl.reshape(tl.permute(tmp64, (1, 2, 0)), [128, 32]), (at_jy[:, None] < 12000))
         else:
             first = i * 32
             for part in tl.range(first, tl.minimum(first + 32, 2048)):
@@ -145,83 +137,78 @@ def triton_mixorder_sum_ea837244(in0_ptr, in1_ptr, in2_ptr, in3_ptr, out1_ptr, o
             tmp0 = tl.reshape(tl.load(in1_ptr + (32 * i + at_x)), [32, 1, 1])
             dealt_x = tl.arange(0, 4)[:, None, None, None] + 4 * tl.arange(0, 8)[None, None, :, None]
             dealt_jy = j_tile * 128 + 32 * tl.arange(0, 4)[None, :, None, None] + tl.arange(0, 32)[None, None, None, :]
-            tmp1 = tl.reshape(tl.reshape(tl.permute(tl.load(in2_ptr + (384000 * i + 12000 * dealt_x + dealt_jy), (dealt_jy < 12000), other=0), (2, 0, 1, 3)), [32, 128]), [32, 4, 32])
+            tmp1 = tl.reshape(tl.reshape(tl.permute(tl.load(in2_ptr + (384000 * i + 12000 * dealt_x + dealt_jy), (dealt_jy < 12000), other=0).to(tl.float32), (2, 0, 1, 3)), [32, 128]), [32, 4, 32])
             at_jy = j_tile * 128 + tl.arange(0, 128)
             tmp2 = tl.reshape(tl.load(in3_ptr + (at_jy), (at_jy < 12000), other=0).to(tl.float32), [1, 4, 32])
-            tmp3 = tl.reshape(tl.reshape(tl.permute(tl.load(in0_ptr + (384000 * i + 12000 * dealt_x + dealt_jy), (dealt_jy < 12000), other=0), (2, 0, 1, 3)), [32, 128]), [32, 4, 32])
-            tmp4 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }", "=f,=f,r", [tmp1], dtype=tl.float32, is_pure=True, pack=2)
-            tmp5 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }", "=f,=f,r", [tmp3], dtype=tl.float32, is_pure=True, pack=2)
-            tmp6 = tmp5 * tmp0
-            tmp7 = tmp4 * tmp6
+            tmp3 = tmp1 * tmp2
+            tmp4 = tl.reshape(tl.reshape(tl.permute(tl.load(in0_ptr + (384000 * i + 12000 * dealt_x + dealt_jy), (dealt_jy < 12000), other=0).to(tl.float32), (2, 0, 1, 3)), [32, 128]), [32, 4, 32])
+            tmp5 = tmp4 * tmp0
+            tmp6 = tmp1 * tmp5
             s = i
-            tl.store(ws0_ptr + (12000 * s + at_jy), tl.reshape(tl.sum(tmp7, 0)[None, :, :], [128]), (at_jy < 12000))
-            tmp8 = tl.load(mailbox_ptr + (32 * i + at_x), volatile=True)
-            tmp9 = tl.reshape(tmp8, [32, 1, 1])
-            tmp10 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244; }", "=f,=f,r", [tmp1], dtype=tl.float32, is_pure=True, pack=2)
-            tmp11 = tmp10 * tmp2
-            tmp12 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_unpacked; prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244; }", "=f,=f,r", [tmp3], dtype=tl.float32, is_pure=True, pack=2)
-            tmp13 = tmp12 * tmp0
-            tmp14 = tmp9.to(tl.float32, bitcast=True)
-            tmp15 = tmp13 * tmp14
-            tmp16 = tmp11 - tmp15
-            tmp17 = tmp0 * tmp16
-            tmp18 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_rounded; .reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000; }", "=f,=f,f,f", [tmp17], dtype=tl.float32, is_pure=True, pack=2)
-            tmp19 = tl_math.abs(tmp18)
-            tmp20 = tl.reduce(tmp19, 2, maximum_or_nan)[:, :, None]
-            tmp21 = tmp20.to(tl.int32, bitcast=True)
-            tmp22 = tl.full([], 23, tl.int32)
-            tmp23 = (tmp21 >> tmp22).to(tl.int32)
-            tmp24 = tl.full([], 255, tl.int32)
-            tmp25 = (tmp23 & tmp24).to(tl.int32)
-            tmp26 = tl.full([], 135, tl.int32)
-            tmp27 = (tmp25 - tmp26).to(tl.int32)
-            tmp28 = tl.full([], -127, tl.int32)
-            tmp29 = (triton_helpers.maximum(tmp27, tmp28)).to(tl.int32)
-            tmp30 = tl.full([], 128, tl.int32)
-            tmp31 = (triton_helpers.minimum(tmp29, tmp30)).to(tl.int32)
-            tmp32 = tl.full([], 127, tl.int32)
-            tmp33 = (tmp31 + tmp32).to(tl.int32)
-            tmp34 = tmp33.to(tl.uint8)
+            tl.store(ws0_ptr + (12000 * s + at_jy), tl.reshape(tl.sum(tmp6, 0)[None, :, :], [128]), (at_jy < 12000))
+            tmp7 = tl.load(mailbox_ptr + (32 * i + at_x), volatile=True)
+            tmp8 = tl.reshape(tmp7, [32, 1, 1])
+            tmp9 = tmp8.to(tl.float32, bitcast=True)
+            tmp10 = tmp5 * tmp9
+            tmp11 = tmp3 - tmp10
+            tmp12 = tmp0 * tmp11
+            tmp13 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_rounded_to_bfloat16; .reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000; }", "=f,=f,f,f", [tmp12], dtype=tl.float32, is_pure=True, pack=2)
+            tmp14 = tl_math.abs(tmp13)
+            tmp15 = tl.reduce(tmp14, 2, maximum_or_nan)[:, :, None]
+            tmp16 = tmp15.to(tl.int32, bitcast=True)
+            tmp17 = tl.full([], 23, tl.int32)
+            tmp18 = (tmp16 >> tmp17).to(tl.int32)
+            tmp19 = tl.full([], 255, tl.int32)
+            tmp20 = (tmp18 & tmp19).to(tl.int32)
+            tmp21 = tl.full([], 135, tl.int32)
+            tmp22 = (tmp20 - tmp21).to(tl.int32)
+            tmp23 = tl.full([], -127, tl.int32)
+            tmp24 = (triton_helpers.maximum(tmp22, tmp23)).to(tl.int32)
+            tmp25 = tl.full([], 128, tl.int32)
+            tmp26 = (triton_helpers.minimum(tmp24, tmp25)).to(tl.int32)
+            tmp27 = tl.full([], 127, tl.int32)
+            tmp28 = (tmp26 + tmp27).to(tl.int32)
+            tmp29 = tmp28.to(tl.uint8)
             at_j = j_tile * 4 + tl.arange(0, 4)
-            tl.store(stage0_ptr + (32 * i + 2048 * at_j[:, None] + at_x[None, :]), tl.permute(tl.reshape(tmp34, [32, 4]), (1, 0)), (at_j[:, None] < 375))
-            tmp35 = tmp34.to(tl.int32)
-            tmp36 = (tmp35 << tmp22).to(tl.int32)
-            tmp37 = tmp36.to(tl.float32, bitcast=True)
-            tmp38 = tl.full([], 1.1754943508222875e-38, tl.float32)
-            tmp39 = tl.where((tmp37 > tmp38) | (tmp37 != tmp37), tmp37, tmp38)
-            tmp40 = tmp39.to(tl.int32, bitcast=True)
-            tmp41 = tl.full([], 2139095040, tl.int32)
-            tmp42 = (tmp41 - tmp40).to(tl.int32)
-            tmp43 = tmp42.to(tl.float32, bitcast=True)
-            tmp44 = tl.full([], 0.5, tl.float32)
-            tmp45 = tmp43 * tmp44
-            tmp46 = tmp18 * tmp45
-            tmp47 = tmp46.to(tl.float8e4nv)
-            tl.store(out1_ptr + (384000 * i + 12000 * at_x[:, None] + at_jy[None, :]), tl.reshape(tmp47, [32, 128]), (at_jy[None, :] < 12000))
-            tmp48 = tl.reduce(tmp19, 0, maximum_or_nan)[None, :, :]
-            tmp49 = tmp48.to(tl.int32, bitcast=True)
-            tmp50 = (tmp49 >> tmp22).to(tl.int32)
-            tmp51 = (tmp50 & tmp24).to(tl.int32)
-            tmp52 = (tmp51 - tmp26).to(tl.int32)
-            tmp53 = (triton_helpers.maximum(tmp52, tmp28)).to(tl.int32)
-            tmp54 = (triton_helpers.minimum(tmp53, tmp30)).to(tl.int32)
-            tmp55 = (tmp54 + tmp32).to(tl.int32)
-            tmp56 = tmp55.to(tl.uint8)
-            tl.store(stage1_ptr + (12000 * i + at_jy), tl.reshape(tmp56, [128]), (at_jy < 12000))
-            tmp57 = tmp56.to(tl.int32)
-            tmp58 = (tmp57 << tmp22).to(tl.int32)
+            tl.store(stage0_ptr + (32 * i + 2048 * at_j[:, None] + at_x[None, :]), tl.permute(tl.reshape(tmp29, [32, 4]), (1, 0)), (at_j[:, None] < 375))
+            tmp30 = tmp29.to(tl.int32)
+            tmp31 = (tmp30 << tmp17).to(tl.int32)
+            tmp32 = tmp31.to(tl.float32, bitcast=True)
+            tmp33 = tl.full([], 1.1754943508222875e-38, tl.float32)
+            tmp34 = tl.where((tmp32 > tmp33) | (tmp32 != tmp32), tmp32, tmp33)
+            tmp35 = tmp34.to(tl.int32, bitcast=True)
+            tmp36 = tl.full([], 2139095040, tl.int32)
+            tmp37 = (tmp36 - tmp35).to(tl.int32)
+            tmp38 = tmp37.to(tl.float32, bitcast=True)
+            tmp39 = tl.full([], 0.5, tl.float32)
+            tmp40 = tmp38 * tmp39
+            tmp41 = tmp13 * tmp40
+            tmp42 = tmp41.to(tl.float8e4nv)
+            tl.store(out1_ptr + (384000 * i + 12000 * at_x[:, None] + at_jy[None, :]), tl.reshape(tmp42, [32, 128]), (at_jy[None, :] < 12000))
+            tmp43 = tl.reduce(tmp14, 0, maximum_or_nan)[None, :, :]
+            tmp44 = tmp43.to(tl.int32, bitcast=True)
+            tmp45 = (tmp44 >> tmp17).to(tl.int32)
+            tmp46 = (tmp45 & tmp19).to(tl.int32)
+            tmp47 = (tmp46 - tmp21).to(tl.int32)
+            tmp48 = (triton_helpers.maximum(tmp47, tmp23)).to(tl.int32)
+            tmp49 = (triton_helpers.minimum(tmp48, tmp25)).to(tl.int32)
+            tmp50 = (tmp49 + tmp27).to(tl.int32)
+            tmp51 = tmp50.to(tl.uint8)
+            tl.store(stage1_ptr + (12000 * i + at_jy), tl.reshape(tmp51, [128]), (at_jy < 12000))
+            tmp52 = tmp51.to(tl.int32)
+            tmp53 = (tmp52 << tmp17).to(tl.int32)
+            tmp54 = tmp53.to(tl.float32, bitcast=True)
+            tmp55 = tl.where((tmp54 > tmp33) | (tmp54 != tmp54), tmp54, tmp33)
+            tmp56 = tmp55.to(tl.int32, bitcast=True)
+            tmp57 = tl.full([], 2139095040, tl.int32)
+            tmp58 = (tmp57 - tmp56).to(tl.int32)
             tmp59 = tmp58.to(tl.float32, bitcast=True)
-            tmp60 = tl.where((tmp59 > tmp38) | (tmp59 != tmp59), tmp59, tmp38)
-            tmp61 = tmp60.to(tl.int32, bitcast=True)
-            tmp62 = tl.full([], 2139095040, tl.int32)
-            tmp63 = (tmp62 - tmp61).to(tl.int32)
-            tmp64 = tmp63.to(tl.float32, bitcast=True)
-            tmp65 = tl.full([], 0.5, tl.float32)
-            tmp66 = tmp64 * tmp65
-            tmp67 = tmp18 * tmp66
-            tmp68 = tl.reshape(tl.permute(rows_innermost(tl.permute(tl.reshape(tmp67, [8, 2, 2, 4, 32]), (0, 3, 4, 2, 1))), (0, 3, 4, 1, 2)), [32, 4, 32])
-            tmp69 = tmp68.to(tl.float8e4nv)
-            tl.store(out3_ptr + (32 * i + 2048 * at_jy[:, None] + at_x[None, :]), tl.reshape(tl.permute(tmp69, (1, 2, 0)), [128, 32]), (at_jy[:, None] < 12000))
+            tmp60 = tl.full([], 0.5, tl.float32)
+            tmp61 = tmp59 * tmp60
+            tmp62 = tmp13 * tmp61
+            tmp63 = tl.reshape(tl.permute(rows_innermost(tl.permute(tl.reshape(tmp62, [8, 2, 2, 4, 32]), (0, 3, 4, 2, 1))), (0, 3, 4, 1, 2)), [32, 4, 32])
+            tmp64 = tmp63.to(tl.float8e4nv)
+            tl.store(out3_ptr + (32 * i + 2048 * at_jy[:, None] + at_x[None, :]), tl.reshape(tl.permute(tmp64, (1, 2, 0)), [128, 32]), (at_jy[:, None] < 12000))
 
 
 # 1034 programs of 4 warps
@@ -234,7 +221,7 @@ def sums0(out4_ptr, ws0_ptr, program):
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
     tmp0 = tl.load(ws0_ptr + (y + 12000*s), eviction_policy='evict_first')
     tmp1 = tl.sum(tmp0, 0)[None, :]
-    tmp2 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_rounded; .reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000; }", "=f,=f,f,f", [tmp1], dtype=tl.float32, is_pure=True, pack=2)
+    tmp2 = tl.inline_asm_elementwise("{ .reg .b32 mixorder_rounded_to_bfloat16; .reg .b32 p; cvt.rn.bf16x2.f32 p, $3, $2; shl.b32 $0, p, 16; and.b32 $1, p, 0xffff0000; }", "=f,=f,f,f", [tmp1], dtype=tl.float32, is_pure=True, pack=2)
     tl.store(out4_ptr + (y), tmp2)
 
 
@@ -259,7 +246,7 @@ def copy1(out2_ptr, stage1_ptr, program):
 
 
 @triton.jit
-def triton_mixorder_sum_place_7e75110f(out4_ptr, ws0_ptr, out0_ptr, stage0_ptr, out2_ptr, stage1_ptr):
+def triton_mixorder_sum_place_3f69ee74(out4_ptr, ws0_ptr, out0_ptr, stage0_ptr, out2_ptr, stage1_ptr):
     program = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     if program < 750:
         sums0(out4_ptr, ws0_ptr, program - 0)
