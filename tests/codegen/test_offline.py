@@ -201,8 +201,9 @@ def test_kernels(target: str, graph: str, known: Known, tmp_path: Path) -> None:
     check_overlap(*(kernel.asm["ptx"] for kernel in kernels), device.overlaps)
     if target == "sm_90":
         converted = [line for line in loop if "ttg.convert_layout" in line]
-        # A part's reductions are, one value for each row of the tile, where they are told to others.
-        small = [line for line in converted if graph in SHARED and re.search(r": tensor<[12]xf32, ", line)]
+        # A part's reductions are, one value for each row of the tile, where they are told to others, and with
+        # triton 3.9 the addresses that these go to.
+        small = [line for line in converted if graph in SHARED and re.search(r": tensor<[12](x1)?x\D", line)]
         assert converted == small
     for kernel in kernels:
         spills = spilled(kernel, tmp_path)

@@ -354,6 +354,9 @@ def test_wrapping_is_idempotent_and_transparent() -> None:
         assert pickle.loads(pickle.dumps(wrapper)) is wrapper
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.11."), reason="its C++ kernels do not round there, its Triton kernels do"
+)
 def test_marks_reach_inductor_s_own_kernels_in_both_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them, the stored maximum is no element of the product that the backward computes again."""
     from mixorder import pipeline

@@ -255,6 +255,10 @@ def test_a_fault_of_inductor_that_stock_hides_is_not_held_against_mixorder(
         return right
 
     monkeypatch.setattr(differential._Trial, "compiled", chosen)
+    if ours == "its graph's":
+        (*_, mine), (*_, eager) = compiled(trial, {"backend": by_node})[0], trial.eager()[0]
+        if torch.equal(mine, eager):
+            pytest.skip("this torch's graph has both zeros")  # from 2.15 on
     outcome = differential._compared(trial, ask_stock=True)
     assert (outcome.status, outcome.kind) == ("failed" if ours == "its own" else "torch", "values")
 

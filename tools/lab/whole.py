@@ -112,8 +112,8 @@ def play(example: Example, match: Match, turn: Turn) -> None:
     """Fill in the record; what was filled in before an exception stays."""
     watch = stopwatch(example.task.device)
     match.parameters = sum(p.numel() for p in example.model.parameters())
-    if example.task.recipe == "fp32":
-        torch.set_float32_matmul_precision("high")  # TF32
+    # Either is stated, since torch 2.15 compiles again where "highest" is first the default and then stated.
+    torch.set_float32_matmul_precision("high" if example.task.recipe == "fp32" else "highest")  # TF32
     with turn, _step(match, "move", watch):
         example.move()
     trainers = {name: Trainer(example, match, name, turn) for name in ("stock", "ours")}
