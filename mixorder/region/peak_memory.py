@@ -15,8 +15,9 @@ An estimate from liveness. What is assumed of Inductor:
   Or it is written in a loop before, with which Inductor fuses it: one that computes an operand, however long
   before, or one of the last kernels, that reads an operand as well.
 
-A launch reads its inputs and holds its workspace at its place, and its results from there on. The timeline of
-a graph is made once. A region costs a walk over its nodes and their users, and one pass over the positions.
+A launch reads its inputs, or copies of them, and holds its workspace at its place, and its results from there
+on. The timeline of a graph is made once. A region costs a walk over its nodes and their users, and one pass
+over the positions.
 """
 
 from __future__ import annotations
@@ -259,7 +260,11 @@ class Timeline:
         place = self._position(place_of(region))
         bases = {n: self.base.get(n, n) for n in region.inputs if n in region.made_contiguous}
         copied = {n: base for n, base in bases.items() if base not in self.stored}
-        read = {self.base.get(n, n) for n in region.inputs if n not in copied}
+        read = {self.base.get(n, n) for n in region.inputs if n not in bases}
+        again = set(bases.values()).difference(read, copied.values())  # in memory, beside their copies
+        # What nothing else reads is free again before the results are there.
+        results = sum(bytes_of(n) for n in region.outputs if n not in region.parts)
+        freed = again if sum(map(bytes_of, again)) <= results else ()
         written = {n: self._first(n, place) for n in read if n in self.base and n not in self.stored}
         rewrite = _Rewrite(region, place, frozenset(moved(region)), erased(region), written)
         late = [n for n, first in written.items() if first > self.index.get(n, first)]
@@ -268,12 +273,13 @@ class Timeline:
         for node in self.spans.keys() & set(region.nodes) - rewrite.gone:
             span = self._span(node, self.spans[node].first, rewrite)
             spans[node] = self._shared(span, node, place)
-        for node in self._read_by(region, read):
+        for node in self._read_by(region, read | again):
             old = self.spans.get(node)
             first = old.first if old is not None and old.first <= place else self._first(node, place)
             span = self._span(node, first, rewrite)
-            if node in held:
-                span = dataclasses.replace(span, last=max(span.last, place))
+            if node in held or node in again:
+                last = max(span.last, place)
+                span = dataclasses.replace(span, last=last - (node in freed and last == place))
             shared = node in over and span.last == place
             spans[node] = (
                 dataclasses.replace(span, last=span.last - 1) if shared else self._shared(span, node, place)
@@ -285,7 +291,8 @@ class Timeline:
         for node in (n for n in region.outputs if n not in region.parts):
             size = bytes_of(node) * (2 if node in region.widened else 1)
             spans[node] = self._shared(Span(size, place, self._last(node, place, rewrite)), node, place)
-        copies = [Span(bytes_of(n), self._first(base, place), place) for n, base in copied.items()]
+        starts = {n: place if n in self.stored else self._first(n, place) for n in bases.values()}
+        copies = [Span(bytes_of(n), starts[base], place) for n, base in bases.items()]
         changes = self.changes.copy()
         for copy in copies:
             add(changes, copy, 1)

@@ -173,6 +173,19 @@ def test_a_region_that_raises_the_peak_is_declined() -> None:
     assert "MB at the peak instead of" in decline.detail and str(graph) == before
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_an_input_that_is_held_counts_beside_its_copy(held: bool) -> None:
+    """The region then leaves to Inductor what has as many elements. Where nothing else reads the input, it is
+    free before the result is there."""
+
+    def function(a: Any, b: Any, dy: Any, w: Any) -> Any:
+        x = (a @ b).t()
+        return *norm(x, dy), x @ w if held else w
+
+    (end,) = run(traced(function, ((COLS, 8), f32), ((8, ROWS), f32), FULL, NARROW))
+    assert isinstance(end, RegionRecord) and end.num_nodes == (4 if held else 6)
+
+
 def test_a_region_below_the_peak_is_fused_and_says_what_it_holds() -> None:
     """Somewhere else the graph holds more."""
 
