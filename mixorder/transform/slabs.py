@@ -121,18 +121,21 @@ class _Phases:
     def in_memory_order(self) -> tuple[Axis, ...]:
         """The axes as they lie in most full tensors, outermost first. Raises `Decline` where these are
         contiguous along more than two axes, as a tile's lanes are along one, and it is turned for another; or
-        where another axis than the outermost may have any size."""
+        where another axis than the outermost may have any size, also of a small tensor."""
         every, sizes = {axis.symbol for axis in self.nest.loops}, dict[tuple[Axis, ...], int]()
         innermost: dict[Axis | None, Buffer] = {}
         for stmt in self.nest.body:
-            if isinstance(stmt, Load | Store) and every <= stmt.index.free_symbols:
+            if isinstance(stmt, Load | Store):
                 buffer, index = self.whole.buffer(stmt.buffer), sympy.expand(stmt.index)
+                full = every <= index.free_symbols
                 strides = {a: index.coeff(a.symbol) for a in self.nest.loops}
                 known = all(stride.is_Integer for stride in strides.values())
                 order = tuple(sorted(self.nest.loops, key=lambda a: -strides[a] if known else 0))
-                if not (known and all(axis.size.is_number for axis in order[1:])):
+                if not known or (full and not all(axis.size.is_number for axis in order[1:])):
                     detail = f"of shape {buffer.shape}, one tensor has strides {buffer.stride}"
                     raise Decline(DeclineReason.DYNAMIC_SHAPE, detail)
+                if not full:
+                    continue
                 sizes[order] = sizes.get(order, 0) + buffer.dtype.itemsize
                 innermost[order[-1] if strides[order[-1]] == 1 else None] = buffer
         if not sizes:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as fx_config
 from torch.utils._pytree import tree_leaves
 
-from mixorder.errors import Decline
+from mixorder.errors import Decline, DeclineReason
 from mixorder.ir.program import BufferRole, Load, Store
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule import slabs
@@ -296,6 +296,21 @@ def test_a_sum_for_each_sample_of_any_batch() -> None:
     batches = ([lying((batch, 24, 40, 30), f32, True), torch.randn(batch, 24)] for batch in (3, 8, 2))
     found = of_any_batch(randomised(Conditioned(24), f32), batches)
     assert len(found[-1].kernels) == 4
+
+
+def test_a_small_tensor_whose_innermost_dim_has_any_size() -> None:
+    """No tile knows how far apart its elements are."""
+
+    def function(x: torch.Tensor, of_samples: torch.Tensor) -> torch.Tensor:
+        return x * (x.sum(1, keepdim=True) + of_samples.transpose(0, 2))
+
+    x, of_samples = torch.randn(3, 1040, 5), torch.randn(5, 1, 3)
+    torch._dynamo.mark_dynamic(x, 0)
+    torch._dynamo.mark_dynamic(of_samples, 2)
+    with collect() as records:
+        ours = torch.compile(function, backend=Counting(), dynamic=False)(x, of_samples)
+    assert [r.reason for r in records if isinstance(r, Decline)] == [DeclineReason.DYNAMIC_SHAPE]
+    assert torch.allclose(ours, function(x, of_samples), 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize(
