@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 
 from .codegen.op_printer import check_printable
 from .errors import Decline, DeclineReason, MixorderError
-from .inductor.config import emulates_precision_casts
+from .inductor.config import emulates_precision_casts, promises_bits, traces_backward_again
 from .inductor.graphs import leave_to_inductor, round_as_eager, save_for_backward
 from .inductor.symbols import guarded
 from .ir.program import LoopProgram
@@ -41,7 +41,7 @@ from .planning import (
 )
 from .record import RegionRecord
 from .region.checkpointed import other_sums, readers_in_half_precision, small_sums
-from .region.comparisons import roundings
+from .region.comparisons import Mask, masks, roundings
 from .region.find import RegionSearch, find_regions, next_region
 from .region.layouts import is_joined
 from .region.legality import device_of, has_usable_device
@@ -55,7 +55,7 @@ from .region.region import Region
 from .report import Dump, declined, finished, fused
 from .rewrite.rewrite import replace
 from .rewrite.sizes import sizes_from_inputs
-from .rewrite.spelled import Spelling
+from .rewrite.spelled import Spelling, add_mask
 from .runner import Runner
 from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
@@ -90,8 +90,9 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
 def mark_joint(graph: Graph, options: Options) -> bool:
     """Mark in a joint graph what its forward and its backward have to agree on: values in half precision that
     it compares round as eager does, small sums are not computed again, and no region has the others that are.
-    Returns whether nodes have other names then. Raises only in strict mode."""
-    rounding, left = list[Node](), list[Node]()
+    Masks of ReLUs can be computed from what the backward reads anyway. Returns whether the graph's code has
+    changed. Raises only in strict mode."""
+    rounding, left, compared_with = list[Node](), list[Node](), list[Mask]()
 
     def compared() -> None:
         rounding.extend(roundings(graph))
@@ -103,15 +104,21 @@ def mark_joint(graph: Graph, options: Options) -> bool:
         for node in found:
             save_for_backward(node)
 
+    def masked() -> None:
+        if not (emulates_precision_casts() or promises_bits() or traces_backward_again()):
+            compared_with.extend(masks(graph, options.min_numel))
+
     if has_usable_device(graph, options.interpret):
         runner = Runner(options, Dump(""), {})
-        for stage, mark in (("round", compared), ("save", saved)):
+        for stage, mark in (("round", compared), ("save", saved), ("mask", masked)):
             _or_warn(runner, functools.partial(runner.step, stage, mark))
+    for mask in compared_with:
+        add_mask(mask.node, mask.value, mask.most)
     for node in rounding:
         round_as_eager(node)
     for node in left:
         leave_to_inductor(node)
-    return bool(rounding or left)
+    return bool(rounding or left or compared_with)
 
 
 def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:

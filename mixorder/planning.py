@@ -18,7 +18,14 @@ from .region import legality
 from .region.key import structural_key
 from .region.layouts import is_free, is_read_as_stated
 from .region.nodes import leaves_the_graph
-from .region.partition import lighter, partition, unrounded, without_culprit, without_gathers
+from .region.partition import (
+    lighter,
+    partition,
+    unrounded,
+    with_stored_masks,
+    without_culprit,
+    without_gathers,
+)
 from .region.producers import with_row_values
 from .region.region import Region
 from .rewrite.alone import alone
@@ -125,6 +132,9 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[RegionPlan]:
     """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction, of
     those that pay."""
     whole = _possible(region, build, runner)
+    if (stored := runner.step("partition", with_stored_masks, region)) is not None:
+        with contextlib.suppress(Decline):
+            whole = _beside(whole, _possible(stored, build, runner))
     if whole.strategy.over_slabs:
         return [whole]
     if whole.strategy.blocked:
@@ -160,7 +170,12 @@ def _beside_all(plan: RegionPlan, whole: RegionPlan) -> RegionPlan:
     50 for the part. Only the pieces of a `cat` are computed where they are alone."""
     if any(node.target is torch.ops.aten.cat.default for node in whole.region.nodes):
         return plan
-    takes = dataclasses.replace(plan.expected, apart_us=whole.expected.apart_us)
+    return _beside(plan, whole)
+
+
+def _beside(plan: RegionPlan, other: RegionPlan) -> RegionPlan:
+    """A plan beside Inductor's kernels for another one's region."""
+    takes = dataclasses.replace(plan.expected, apart_us=other.expected.apart_us)
     return dataclasses.replace(plan, expected=takes)
 
 

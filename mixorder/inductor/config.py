@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
@@ -56,6 +57,11 @@ def wants_deterministic_results() -> bool:
 def promises_bits() -> str:
     """The setting, if any, by which the user asks for bits that only Inductor's own kernels have."""
     return versions.promises_bits(inductor_config)
+
+
+def traces_backward_again() -> bool:
+    """Whether torch.compile uses compiled autograd, which traces backwards again, without marks of nodes."""
+    return bool(dynamo_config.compiled_autograd)
 
 
 def winners_folder() -> Path | None:

@@ -16,6 +16,7 @@ from torch._inductor.inductor_prims import prepare_softmax_online
 from torch._library.utils import get_layout_constraint_tag
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.flop_counter import flop_registry
 
 from . import mutation_cache
 
@@ -29,6 +30,9 @@ __all__ = [
 
 ROUNDED = "low_precision_pointwise_barrier"
 """Metadata of a node whose operands and result Inductor rounds. `emulate_precision_casts` sets it for all."""
+
+TWO_MASKS = "mixorder_masks"
+"""Metadata of a node that is computed from either of two equal masks."""
 
 RECOMPUTE = "recompute"
 """Metadata of a node in a joint graph: its policy of activation checkpointing."""
@@ -52,6 +56,15 @@ def is_lowered_pointwise(target: object) -> bool:
         and target not in fallbacks
         and not target._schema.is_mutable
     )
+
+
+def has_kernel_of_its_own(node: torch.fx.Node) -> bool:
+    """Whether a node is a product or a convolution, whose result Inductor's loops load. Of a convolution, it
+    adds the bias in a loop."""
+    target = node.target
+    if target is torch.ops.aten.convolution.default and node.args[2] is not None:
+        return False
+    return isinstance(target, OpOverload) and target.overloadpacket in flop_registry
 
 
 def takes_stated_strides(target: object) -> bool:
@@ -117,6 +130,11 @@ setattr(overwritten, "_inductor_lowering_function", True)  # noqa: B010  called 
 def round_as_eager(node: torch.fx.Node) -> None:
     """Let Inductor's lowering of a node round its operands and its result to their half precision."""
     _mark(node, ROUNDED, "rounded")
+
+
+def mark_two_masks(node: torch.fx.Node) -> None:
+    """Let either operand of a node take its place: both are equal."""
+    _mark(node, TWO_MASKS, "masks")
 
 
 def leave_to_inductor(node: torch.fx.Node) -> None:

@@ -4,22 +4,36 @@ Inductor keeps a value in half precision unrounded where it computes it, and rou
 stored maximum may equal no element that is computed again, as in the backward of `amax`, which then divides
 by a count of zero. Eager compares rounded values only.
 
+The backward of a ReLU compares what the forward stored with zero. Behind a norm, it can compare what that is
+rounded from, which it computes from tensors that it reads for the norm's gradient anyway.
+
 Takes nodes of a graph, answers questions, changes nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.fx import Graph, Node
 
-from ..inductor.graphs import OpOverload
-from .nodes import float_bytes, is_pointwise, operands, unviewed
+from ..inductor.graphs import OpOverload, has_kernel_of_its_own, is_computed_again
+from .nodes import (
+    fake,
+    float_bytes,
+    is_pointwise,
+    operands,
+    reduction_kind,
+    shape_of,
+    shows,
+    unviewed,
+)
+from .sizes import Size, product
 from .space_analysis import takes_operands
-from .walk import closure
+from .walk import closure, dependents, needed_for, position
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -37,6 +51,9 @@ _WITH_A_NUMBER = frozenset(op.Scalar for op in _COMPARISONS)
 _STEPS = frozenset({aten.floor.default, aten.ceil.default, aten.trunc.default})
 _SIGNS = frozenset({aten.sign.default, aten.sgn.default})
 _EQUAL_AT = {aten.sub.Tensor: 0, aten.div.Tensor: 1}  # the result of two equal operands
+
+_SUMS = (aten.add.Tensor, aten.sub.Tensor)
+_AFFINE = frozenset({*_SUMS, aten.mul.Tensor, prims.convert_element_type.default})
 
 _SELECTING = {  # give elements of their operands, or their negatives
     "amax", "amin", "max", "min", "topk", "sort", "kthvalue", "median", "cummax", "cummin", "gather", "index",
@@ -124,3 +141,99 @@ def _rounds(node: Node) -> bool:
     the result of a reduction."""
     operands_too = (node, *map(unviewed, operands(node)))
     return is_pointwise(node) and not _selects(node) and any(map(_is_rounded, operands_too))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """The elements of a ReLU's gradient that are zero."""
+
+    node: Node
+    """The comparison of what the forward stored with zero."""
+
+    value: Node
+    """What the stored elements are rounded from."""
+
+    most: float
+    """The largest number that rounds to zero."""
+
+
+def masks(graph: Graph, least: int) -> Iterator[Mask]:
+    """The masks of a joint graph, of at least so many elements, that the backward can compute from what it
+    reads anyway. It has what the forward stored as well, for Inductor's kernels, which would store the masked
+    gradient."""
+    late = functools.cache(lambda: _computed_from_gradients(graph))
+    for node in graph.find_nodes(op="call_function", target=aten.le.Scalar):
+        relu, number = node.args
+        if number != 0 or relu.target is not aten.relu.default or is_computed_again(relu):
+            continue
+        size = _size(relu)
+        if isinstance(size, int) and size < least:
+            continue
+        value = unviewed(relu.args[0], _is_cast_to_half)
+        source = _normalised(value)
+        if source is not None and _is_read_anyway(source, value, late()) and _is_saved(relu, late()):
+            yield Mask(node, value, _rounds_to_zero(relu) if value is not relu.args[0] else 0.0)
+
+
+def _is_cast_to_half(node: Node) -> bool:
+    return node.target is prims.convert_element_type.default and float_bytes(node) == 2
+
+
+def _rounds_to_zero(node: Node) -> float:
+    """Half of a dtype's smallest positive number: of the two numbers that are equally near, 0 is even."""
+    info = torch.finfo(fake(node).dtype)  # type: ignore[union-attr]
+    return info.smallest_normal * info.eps / 2
+
+
+def _normalised(value: Node) -> Node | None:
+    """The tensor whose norm a value is, if forward and backward compute the value from it with the same bits:
+    both load it and its statistics, and a compiler can contract the products and sums in one way only."""
+    chain = list(closure([value], lambda n: operands(n) if is_pointwise(n) or shows(n) else ()))
+    loops = [n for n in chain if is_pointwise(n) and _size(n) == _size(value)]
+    leaves = [n for n in chain if not (is_pointwise(n) or shows(n))]
+    sources = [n for n in leaves if _size(n) == _size(value)]
+    if len(sources) != 1 or any(map(is_computed_again, chain)):
+        return None
+    statistics = needed_for([n for n in leaves if reduction_kind(n) is not None], position(sources[0]))
+    if sources[0] not in statistics or not _is_loaded(sources[0]):
+        return None
+    if not all(n.target in _AFFINE and float_bytes(n) >= 4 and _is_contracted_alike(n) for n in loops):
+        return None
+    return sources[0]
+
+
+def _is_contracted_alike(node: Node) -> bool:
+    """Whether a node is no sum, or one of at most one product, which is computed beside it."""
+    if node.target not in _SUMS:
+        return True
+    products = [n for n in operands(node) if unviewed(n, shows).target is aten.mul.Tensor]
+    return not node.kwargs and len(products) <= 1 and all(_size(n) == _size(node) for n in products)
+
+
+def _is_loaded(node: Node) -> bool:
+    """Whether all that compute with a tensor load it, with the digits that it is stored with."""
+    return float_bytes(node) > 2 or node.op == "placeholder" or has_kernel_of_its_own(node)
+
+
+def _computed_from_gradients(graph: Graph) -> set[Node]:
+    tangents = (n for n in graph.find_nodes(op="placeholder") if n.name.startswith("tangents"))
+    return dependents(tangents, graph.nodes)
+
+
+def _is_read_anyway(source: Node, value: Node, late: set[Node]) -> bool:
+    """Whether loops compute something else from a tensor and from gradients (`late`)."""
+
+    def is_early(node: Node) -> bool:
+        return node is not value and node not in late and (is_pointwise(node) or shows(node))
+
+    near = closure([source], lambda n: filter(is_early, n.users))
+    return any(user in late and is_pointwise(user) for n in near for user in n.users)
+
+
+def _is_saved(node: Node, late: set[Node]) -> bool:
+    """Whether the backward reads a tensor in memory, such as a convolution's input."""
+    return any(n in late and not (is_pointwise(n) or shows(n) or n.op == "output") for n in node.users)
+
+
+def _size(node: Node) -> Size:
+    return product(shape_of(node) or ())

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
+from ..inductor.graphs import TWO_MASKS
 from .gathers import COPIES, is_gather
 from .grow import grow
 from .nodes import (
@@ -96,6 +97,11 @@ def _smaller(region: Region, without: frozenset[Node]) -> Region | None:
 def without_gathers(region: Region) -> Region | None:
     """The region that reads the results of its gathers instead of computing them; None if it has none."""
     return _without(region, set(filter(is_gather, region.nodes)))
+
+
+def with_stored_masks(region: Region) -> Region | None:
+    """The region as Inductor's kernels compute it, which read masks; None if it computes none."""
+    return _without(region, {n for n in region.nodes if n.meta.get(TWO_MASKS)})
 
 
 def lighter(region: Region, heavy: Collection[str]) -> list[Region]:

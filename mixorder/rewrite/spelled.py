@@ -4,7 +4,8 @@ The largest of all elements is the largest of each column's largest: the first s
 rows, as a pair's outer one, and may be computed where a region has the tensor at hand. The sum of all is that
 of each row's sum: beside a sum of each column, the first step makes a pair. Every other element of a tensor
 is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
-A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows.
+A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows. Of two equal
+masks, a region computes the one that reads less, and Inductor reads what is stored.
 
 No result differs but for the sign of a zero that is the largest: eager does not state which of 0 and -0 that
 is. What no region takes is spelled as it was at the end.
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..inductor.graphs import triton_kernel_wrapper_functional
+from ..inductor.graphs import TWO_MASKS, mark_two_masks, triton_kernel_wrapper_functional
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX, SUM
 from ..region.nodes import (
@@ -72,7 +73,9 @@ class Spelling:
         roots = {root for root, _ in filter(None, map(_reduced_root, nodes)) if not is_permutation(root)}
         some = [what for what in map(reduced, nodes) if what and len(what.dims) < len(what.shape)]
         for node in nodes:
-            if (kept := _columns(node)) is not None:
+            if node.meta.get(TWO_MASKS) and all(n.op == "call_function" for n in operands(node)):
+                _by_value(self.one(node))
+            elif (kept := _columns(node)) is not None:
                 _by_columns(self.one(node), kept)
             elif (dims := _of_rows(node, some)) is not None:
                 _by_rows(self.one(node), dims)
@@ -197,6 +200,32 @@ def _operand(one: _Spelled, piece: Piece, dim: int) -> Node:
     if piece.size != fake(value).shape[dim]:  # type: ignore[union-attr]
         return one.add(aten.slice.Tensor, value, dim, piece.start, piece.start + piece.size)
     return value
+
+
+def add_mask(mask: Node, value: Node, most: float) -> None:
+    """Add to a joint graph a mask that is equal to one that it has: of the elements of a value that are at
+    most some number. Its backward takes one of both."""
+    graph = mask.graph
+    with graph.inserting_after(mask):
+        other = graph.call_function(aten.le.Scalar, (value, most))
+    with graph.inserting_after(other):
+        both = graph.call_function(aten.logical_and.default, (mask, other))
+    other.meta, both.meta = dict(mask.meta), dict(mask.meta)
+    mask.replace_all_uses_with(both, lambda user: user is not both)
+    mark_two_masks(both)
+
+
+def _by_value(one: _Spelled) -> None:
+    """Spell a node that is computed from two masks as the second one, and later as the first one."""
+    ((_, (stored, computed), _, val),) = one.before
+    one.before = [(stored.target, stored.args, stored.kwargs, val)]
+    one.sources += [*stored.all_input_nodes, *computed.all_input_nodes]
+    one.respell(computed.target, *computed.args)
+    one.joins = False
+    for mask in (stored, computed):
+        if not mask.users:
+            one.sources.remove(mask)
+            one.graph.erase_node(mask)
 
 
 def _columns(node: Node) -> int | None:

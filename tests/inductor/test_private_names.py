@@ -71,6 +71,8 @@ ANYTHING = object
 USED: dict[str, Rely] = {
     "torch._dispatch.python.enable_python_dispatcher": type,
     "torch._dynamo.utils.counters": dict,
+    "torch._dynamo.config": ModuleType,
+    "torch._dynamo.config.compiled_autograd": bool,
     "torch._functorch.config": ModuleType,
     "torch._functorch.config.patch": called(0, "enable_autograd_cache"),
     "torch._guards.detect_fake_mode": called(1),

@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import bf16, f16
+from graphs import bf16, f16, f32
 from grids import crossed
-from running import ON, Tensors, check, compiled
+from running import ON, Tensors, check, compiled, with_options
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from mixorder import pipeline
+from mixorder.ir.program import BufferRole
+from mixorder.planning import planning_with
+from mixorder.region.nodes import shape_of
+from mixorder.region.sizes import product
 from mixorder.report import RegionRecord, collect
 
 ROWS, COLS = 60, 128
@@ -103,3 +110,157 @@ def test_both_graphs_say_that_they_round() -> None:
     with torch._inductor.config.patch(post_grad_custom_post_pass=spy):
         step(compiled(ON)(function), inputs(bf16))
     assert seen == [{"mul_rounded"}, {"mul_rounded", "eq_rounded"}]
+
+
+RELUS: list[tuple[Callable[[], nn.Module], tuple[int, ...], bool, torch.dtype]] = [
+    (lambda: nn.BatchNorm2d(16), (4, 16, 20, 18), False, bf16),
+    (lambda: nn.BatchNorm2d(16), (4, 20, 18, 16), True, f16),
+    (lambda: nn.BatchNorm1d(24), (1200, 24), False, f32),
+    (lambda: nn.InstanceNorm2d(16, affine=True), (2, 16, 40, 30), False, f16),
+    (lambda: nn.LayerNorm(256), (64, 256), True, bf16),
+]
+
+
+@pytest.mark.parametrize(("make", "shape", "last", "dtype"), RELUS)
+def test_a_relu_has_the_mask_of_what_the_forward_stored(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], last: bool, dtype: torch.dtype
+) -> None:
+    """Its backward reads x and dy only. The sums of whole numbers are exact, so that every element counts. In
+    float16, many elements round to zero."""
+    torch.manual_seed(3)
+    module = make()
+    assert isinstance(module.bias, torch.Tensor)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=2.0**-21 if dtype is f16 else 1.0)
+    x, dy = torch.randn(shape).to(dtype), torch.randint(-8, 9, shape).to(dtype)
+    if last and len(shape) == 4:
+        x, dy = x.movedim(-1, 1), dy.movedim(-1, 1)
+    same = (
+        torch.eye(x.shape[1])
+        .reshape(x.shape[1], *x.shape[1:2], *[1] * (x.dim() - 2))
+        .to(dtype)
+        .requires_grad_()
+    )
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(module(x))
+        return F.linear(y, same) if x.dim() == 2 else F.conv2d(y, same)
+
+    x.requires_grad_()
+    with collect() as records:
+        y = compiled(ON)(function)(x)
+        _, db, _ = torch.autograd.grad(y, [x, module.bias, same], dy)
+    masked = torch.where(y > 0, dy, 0).double().movedim(-1 if isinstance(module, nn.LayerNorm) else 1, 0)
+    assert torch.equal(db, masked.flatten(1).sum(1).to(f32))
+    for one in (r for r in records if isinstance(r, RegionRecord)):
+        assert len([b for b in one.loops.role(BufferRole.INPUT) if b.numel == x.numel()]) == 2
+
+
+class Layers(nn.Module):
+    """A convolution, a batch norm, what is made of both, and a convolution that its backward needs it for."""
+
+    def __init__(self, then: Callable[..., Any], bias: bool = False) -> None:
+        super().__init__()
+        self.first, self.norm, self.then = nn.Conv2d(8, 8, 1, bias=bias), nn.BatchNorm2d(8), then
+        self.last = nn.Conv2d(8, 8, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.then(self.norm, self.first(x), x))
+
+
+MADE: dict[str, tuple[Callable[..., Any], torch.dtype, int]] = {
+    "norm": (lambda norm, z, x: torch.relu(norm(z)), bf16, 1),
+    "a norm and its source": (lambda norm, z, x: torch.relu(norm(z) + z * 0.5), f32, 1),
+    "two products": (lambda norm, z, x: torch.relu(norm(z) * 2 + z * 0.5), f32, 0),
+    "a small product": (
+        lambda norm, z, x: torch.relu(norm(z) + (norm.weight * norm.bias)[:, None, None]),
+        f32,
+        0,
+    ),
+    "a product in a sum": (lambda norm, z, x: torch.relu(torch.add(norm(z) * 2, z, alpha=0.5)), f32, 0),
+    "two tensors": (lambda norm, z, x: torch.relu(norm(z) + x), f32, 0),
+    "no norm": (lambda norm, z, x: torch.relu(z), f32, 0),
+    "another function": (lambda norm, z, x: torch.relu(torch.tanh(norm(z))), f32, 0),
+    "fixed statistics": (lambda norm, z, x: torch.relu(norm.eval()(z)), f32, 0),
+    "read by loops alone": (lambda norm, z, x: torch.relu(norm(z)) * 2, f32, 0),
+    "rounded on the way": (lambda norm, z, x: torch.relu(norm(z) * 2), bf16, 0),
+    "a loop's result": (lambda norm, z, x: torch.relu(norm(z * 2)), bf16, 0),
+    "checkpointed": (
+        lambda norm, z, x: checkpoint(lambda z: torch.relu(norm(z)), z, use_reentrant=False),
+        f32,
+        0,
+    ),
+}
+
+
+def masks_of(
+    module: nn.Module, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, options: Any = ON
+) -> list[Any]:
+    found, masks = list[Any](), pipeline.masks
+
+    def noted(graph: Any, least: int) -> list[Any]:
+        found.extend(masks(graph, least))
+        return found
+
+    monkeypatch.setattr(pipeline, "masks", noted)
+    with torch.autocast("cpu", dtype=bf16, enabled=dtype is bf16):
+        y = compiled(options)(module)(torch.randn(4, 8, 20, 18))
+    y.float().sum().backward()
+    return found
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_which_masks_are_computed_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of which forward and backward find the same bits, with nothing more to read."""
+    then, dtype, count = MADE[name]
+    assert len(masks_of(Layers(then), dtype, monkeypatch)) == count
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_a_bias_that_a_loop_adds_is_rounded_in_half_precision(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop that adds a convolution's bias may be the forward's, and not the backward's."""
+    module = Layers(lambda norm, z, x: torch.relu(norm(z)), bias=True)
+    assert len(masks_of(module, dtype, monkeypatch)) == (dtype is f32)
+
+
+@pytest.mark.parametrize("least", [4 * 8 * 20 * 18, 4 * 8 * 20 * 18 + 1])
+def test_what_is_too_small_for_a_region_keeps_its_mask(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Layers(lambda norm, z, x: torch.relu(norm(z)))
+    found = masks_of(module, bf16, monkeypatch, with_options(min_numel=least))
+    assert len(found) == (least == 4 * 8 * 20 * 18)
+
+
+def test_under_compiled_autograd_a_backward_has_one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced again, it would have no mark, and compute both."""
+    module = Layers(lambda norm, z, x: torch.relu(norm(z)))
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        assert masks_of(module, bf16, monkeypatch) == []
+    assert len(masks_of(module, bf16, monkeypatch)) == 1
+
+
+def test_what_no_region_takes_reads_the_stored_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's kernels would store a masked gradient that takes more to compute. Graphs without a region
+    differ in statistics only: which of them are saved."""
+    run, found, x = pipeline.run, list[list[str]](), torch.randn(4, 8, 20, 18)
+
+    def noted(graph: Any, *args: Any) -> Any:
+        regions = run(graph, *args)
+        full = [n for n in graph.nodes if n.op == "call_function" and product(shape_of(n) or ()) == x.numel()]
+        found.append([str(n.target) for n in full])
+        return regions
+
+    def step() -> list[list[str]]:
+        module = Layers(lambda norm, z, x: torch.relu(norm(z)))
+        with torch.autocast("cpu", dtype=bf16), planning_with(strategies=()):
+            y = compiled(ON)(module)(x)
+            y.sum().backward()
+        taken = found[:]
+        found.clear()
+        return taken
+
+    monkeypatch.setattr(pipeline, "run", noted)
+    ours = step()
+    monkeypatch.setattr(pipeline, "masks", lambda *_: ())
+    assert ours == step()
