@@ -99,8 +99,9 @@ def test_what_cannot_be_shared_is_left_alone(name: str, plan_with: Callable[...,
     example = Example(CASES[name], CASES[name].shapes.small, f32, "cpu")
     with collect() as records:
         example.step(compiled(ON))()
-    reasons = [r.reason for r in records if isinstance(r, Decline)]
-    assert DeclineReason.ROW_TOO_WIDE in reasons
+    reasons = {r.reason for r in records if isinstance(r, Decline)}
+    # Slabs have no rows.
+    assert reasons & {DeclineReason.ROW_TOO_WIDE, DeclineReason.AXIS_CLASS}
 
 
 class Chain(nn.Module):
