@@ -340,13 +340,7 @@ class _Growth:
 
     def is_made_of(self, node: Node, known: set[Node]) -> bool:
         one = self.analysis.is_full(node) and is_pointwise(node) and node not in self.without
-        there = (a in known or self.is_early(a) for a in operands(node))
-        return one and self.analysis.takes(node) and all(there)
-
-    def is_early(self, node: Node) -> bool:
-        """Whether a node is a small tensor, such as a norm's bias, that is there before the region."""
-        small = shape_of(node) is not None and self.analysis.is_small(node)
-        return small and position(node) < self.start
+        return one and self.analysis.takes(node) and all(a in known for a in operands(node))
 
     def widened(self, region: Region) -> frozenset[Node]:
         """Small outputs in half precision that only loops read.

@@ -81,17 +81,3 @@ def test_what_reads_a_scalar_on_another_device_is_left_outside() -> None:
     region = only(graph)
     (quotient,) = keep.users
     assert quotient not in region.nodes and (len(region.inner), len(region.outer)) == (1, 1)
-
-
-@pytest.mark.parametrize("size", [256, 0])
-def test_what_a_vector_is_added_to_is_written_as_well(size: int) -> None:
-    """A gate's gradient reads what the norm's does, and the norm's bias. It reads no other full tensor."""
-
-    def function(x: Any, gate: Any, dy: Any, bias: Any) -> Any:
-        own, scale = dy * gate, x * x
-        return *pair(scale, own), dy * (scale + bias)
-
-    shape = (size,) if size else FULL[0]
-    graph = traced(function, FULL, FULL, FULL, (shape, f32))
-    region = only(graph)
-    assert (node(graph, "mul_4") in region.outputs) == bool(size)
