@@ -82,6 +82,7 @@ def build(name: str, device: str = "meta") -> tuple[nn.Module, dict[str, Any]]:
         "timm": _timm,
         "loops": _loop,
         "torchao": _torchao,
+        "diffusers": _diffusers,
         "shallow": _few_blocks,
         "programs": lambda seed: spellings.composed(int(seed)),
         "spellings": _spelled,
@@ -111,6 +112,46 @@ def _torchao(family: str) -> tuple[nn.Module, dict[str, Any]]:
     from lab.float8_client import build
 
     return build(family)
+
+
+# diffusers.
+
+DIFFUSERS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {  # class, config, inputs
+    "vae": (
+        "AutoencoderKL",
+        {
+            "block_out_channels": (128, 256, 512, 512),
+            "down_block_types": ("DownEncoderBlock2D",) * 4,
+            "up_block_types": ("UpDecoderBlock2D",) * 4,
+            "layers_per_block": 2,
+        },
+        {"sample": (4, 3, 256, 256)},
+    ),
+    "ddpm": (
+        "UNet2DModel",
+        {
+            "block_out_channels": (128, 256, 256, 512),
+            "down_block_types": ("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "DownBlock2D"),
+            "up_block_types": ("UpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
+        },
+        {"sample": (32, 3, 64, 64), "timestep": (32,)},
+    ),
+    "stable_diffusion": (
+        "UNet2DConditionModel",
+        {"layers_per_block": 1},
+        {"sample": (8, 4, 64, 64), "timestep": (8,), "encoder_hidden_states": (8, 77, 1280)},
+    ),
+}
+
+
+def _diffusers(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    import diffusers
+
+    kind, config, inputs = DIFFUSERS[name]
+    model = getattr(diffusers, kind)(**config)
+    return model, {
+        key: _ids(*shape) if len(shape) == 1 else torch.zeros(shape) for key, shape in inputs.items()
+    }
 
 
 # transformers.

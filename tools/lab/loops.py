@@ -339,6 +339,40 @@ def unet() -> Made:
     return UNet(320), named | {"noise": torch.zeros(32, 4, 64, 64)}
 
 
+def volume(inner: int, outer: int, stride: int = 1) -> nn.Sequential:
+    """A convolution of volumes, an instance norm and an activation in place."""
+    conv = nn.Conv3d(inner, outer, 3, stride, 1)
+    return nn.Sequential(conv, nn.InstanceNorm3d(outer, affine=True), nn.LeakyReLU(0.01, inplace=True))
+
+
+class Volumes(nn.Module):
+    """A U-Net of volumes, two convolutions a level."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        pairs = list(zip(widths, widths[1:], strict=False))
+        self.first = nn.Sequential(volume(1, widths[0]), volume(widths[0], widths[0]))
+        self.down = nn.ModuleList(nn.Sequential(volume(a, b, 2), volume(b, b)) for a, b in pairs)
+        self.widen = nn.ModuleList(nn.ConvTranspose3d(b, a, 2, 2) for a, b in pairs)
+        self.up = nn.ModuleList(nn.Sequential(volume(2 * a, a), volume(a, a)) for a, _ in pairs)
+        self.last = nn.Conv3d(widths[0], 3, 1)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        skips = [self.first(x)]
+        for down in self.down:
+            skips.append(down(skips[-1]))
+        x = skips.pop()
+        for widen, up in zip(reversed(self.widen), reversed(self.up), strict=True):
+            x = up(torch.cat((widen(x), skips.pop()), dim=1))
+        return F.cross_entropy(self.last(x).float(), labels)
+
+
+def nnunet() -> Made:
+    """As nnU-Net plans 3d_fullres: instance norms, LeakyReLU, 32 to 320 channels."""
+    inputs = {"x": torch.zeros(2, 1, 96, 128, 128), "labels": ids(2, 96, 128, 128)}
+    return Volumes((32, 64, 128, 256, 320)), inputs
+
+
 class Listener(nn.Module):
     """Whisper's shape: a convolutional stem, an encoder, and a decoder with cross-attention."""
 
@@ -383,5 +417,6 @@ def tiny() -> Made:
 
 
 LOOPS: dict[str, Callable[[], Made]] = {
-    f.__name__: f for f in (nanogpt, dit, unet, whisper, moe, qk_norm, qk_layer_norm, mla, torch_rms, tiny)
+    f.__name__: f
+    for f in (nanogpt, dit, unet, nnunet, whisper, moe, qk_norm, qk_layer_norm, mla, torch_rms, tiny)
 }

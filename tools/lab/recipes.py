@@ -35,7 +35,7 @@ def result_of(output: Any) -> Any:
     loss = getattr(output, "loss", None)
     if loss is not None or isinstance(output, Tensor):
         return output if loss is None else loss
-    for name in ("logits", "last_hidden_state"):
+    for name in ("logits", "last_hidden_state", "sample"):
         if isinstance(found := getattr(output, name, None), Tensor):
             return found
     return output
