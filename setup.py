@@ -58,9 +58,7 @@ setup(
     # With it setuptools makes an editable installation an entry of the path. By default it makes an import
     # hook, which comes after the path: in the clone's parent folder, the clone would be an empty package.
     package_dir={"": "."},
-    package_data={
-        "mixorder": ["py.typed", "schedule/fitted.json", "schedule/operators.json", "schedule/times.json"]
-    },
+    package_data={"mixorder": ["py.typed", "schedule/operators.json", "schedule/times.json"]},
     # No requirements: pip must neither replace the torch that is there nor put another triton over the one
     # that it was built with. `python -m mixorder doctor` says what is missing.
     install_requires=[],

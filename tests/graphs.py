@@ -37,7 +37,6 @@ from mixorder.lowering.tile import lower_tile
 from mixorder.region.find import find_regions
 from mixorder.region.region import Region
 from mixorder.rewrite.rewrite import replace
-from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import RowFacts, facts_of
 from mixorder.schedule.plan import Plan
@@ -414,7 +413,7 @@ def run_by(strategy: Strategy, program: LoopProgram, device: DeviceInfo = H200) 
     """A program that `merged` made as a strategy runs it, and the schedule it chooses."""
     strategy.applies(program)
     loops = program if strategy.blocked else strategy.transform(program, device)
-    schedule = strategy.choose(strategy.facts(loops), device, 0, FITTED)
+    schedule = strategy.choose(strategy.facts(loops), device)
     return strategy.place(loops, schedule), schedule
 
 

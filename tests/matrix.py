@@ -12,6 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from graphs import bf16, f16, f32, f64
@@ -20,7 +21,7 @@ from support.over_slabs import OVER_SLABS
 from torch import Tensor
 
 from mixorder.report import RegionRecord
-from mixorder.schedule.constants import FITTED, Constants
+from mixorder.schedule import persistent
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import RowFacts
 from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk
@@ -355,10 +356,10 @@ class Way:
         return space.name in self.kinds if self.kinds else space.name != "many rows"
 
 
-def in_chunks(facts: RowFacts, device: DeviceInfo, split_size: int, _: Constants = FITTED) -> Plan:
+def in_chunks(facts: RowFacts, device: DeviceInfo, split_size: int) -> Plan:
     """Chunks wherever they save a lane."""
-    constants = dataclasses.replace(FITTED, chunk_saving=0.01, min_chunk=32)
-    return PERSISTENT.choose(facts, device, split_size, constants)
+    with mock.patch.multiple(persistent, CHUNK_SAVING=0.01, LEAST_CHUNK=32):
+        return persistent.choose(facts, device, split_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -371,9 +372,7 @@ class Shared:
     splits: int = 2
     shifted: bool = False
 
-    def __call__(
-        self, work: RowFacts, device: DeviceInfo, split_size: int = 0, _: Constants = FITTED
-    ) -> Plan:
+    def __call__(self, work: RowFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
         part_cols = -(-work.cols // self.parts)
         lanes, parts, period = 1 << (part_cols - 1).bit_length(), self.parts, 1
         splits = min(self.splits, -(-work.rows // self.xblock))

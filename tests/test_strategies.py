@@ -23,7 +23,6 @@ from mixorder.errors import Decline
 from mixorder.ir.verify import verify
 from mixorder.lowering.tile import lower_tile
 from mixorder.options import Options
-from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.predicted import Expected
@@ -81,7 +80,7 @@ def test_an_entry_declines_or_gives_a_schedule_of_its_own_space(norm: str, strat
         strategy.applies(merged)
         loops = strategy.transform(merged, H200)
         facts = strategy.facts(loops)
-        schedule = strategy.choose(facts, H200, 0, FITTED)
+        schedule = strategy.choose(facts, H200, 0)
     except Decline:
         assert (norm, strategy.name) in DECLINED
         return
@@ -114,13 +113,13 @@ def test_short_sums_take_rows_that_compensated_ones_leave_no_registers_for() -> 
     loops = SHORT_SUMS.transform(merged, H200)
     facts = SHORT_SUMS.facts(loops)
     assert facts.held.words == PERSISTENT.facts(merged).held.words - 2
-    schedule = SHORT_SUMS.choose(facts, H200, 0, FITTED)
+    schedule = SHORT_SUMS.choose(facts, H200, 0)
     near = SHORT_SUMS.space(facts, H200, schedule, False).near(schedule)
     assert near and {s.splits for s in near} == {schedule.splits} == {16384 // SHORT_ROWS}
-    assert SHORT_SUMS.choose(dataclasses.replace(facts, rows=1000), H200, 0, FITTED).splits < 1000
+    assert SHORT_SUMS.choose(dataclasses.replace(facts, rows=1000), H200, 0).splits < 1000
     for rows, split_size in ((16384, SHORT_ROWS + 1), (2**19, 0)):
         with pytest.raises(Decline, match=f"at most {SHORT_ROWS} rows"):
-            SHORT_SUMS.choose(dataclasses.replace(facts, rows=rows), H200, split_size, FITTED)
+            SHORT_SUMS.choose(dataclasses.replace(facts, rows=rows), H200, split_size)
 
 
 def test_a_program_of_symbolic_rows_has_no_short_sums() -> None:
@@ -139,7 +138,7 @@ def test_a_program_whose_reductions_end_within_a_tile() -> None:
     strategy.applies(program)
     facts = strategy.facts(strategy.transform(program, H200))
     assert facts.numel == 4096 * 2048 and facts.load_bytes == 2
-    schedule = strategy.choose(facts, H200, 0, FITTED)
+    schedule = strategy.choose(facts, H200, 0)
     (source,) = strategy.generate(verify(program, strategy.form), schedule, "test")
     assert source.grid == 4096 * 2048 // math.prod(schedule.extents)
     setting = pipeline.Setting(H200, tuple(s for s in STRATEGIES if s is not strategy))

@@ -8,7 +8,7 @@ A good plan has
   because one warp reads a row's record at once;
 - as many tiles between a partial result and its total as the registers hold.
 
-The numbers are fitted to measurements (`constants.py`; docs/lab/tuning.md, "Wide rows").
+docs/lab/tuning.md, "Wide rows", has the measurements.
 """
 
 from __future__ import annotations
@@ -20,14 +20,26 @@ from collections.abc import Iterator
 
 from ..errors import Decline, DeclineReason
 from ..ir.hardware import WARP
-from .constants import FITTED, Constants, SharedRows
 from .device import DeviceInfo
 from .facts import ALIGNMENT, REGISTER_OVERHEAD, Phase, RowFacts
 from .finalisation import final
-from .limits import MAX_STAGES, Tile
+from .limits import MAX_STAGES, Tile, elements_of
 from .persistent import MAX_COLS
 from .plan import Exchanged, Launch, Plan, SecondStage, Walk
 
+TILE_BYTES = 32 * 1024  # of rows, per multiprocessor and iteration: fewer do not hide the exchange
+# Parts of a row, at most, for 4 programs per multiprocessor, which hide each other's barriers, and for 2: one
+# warp reads all slots of a row, and more slots take longer to arrive.
+PARTS_OF_4, PARTS_OF_2 = 12, 16
+# Slots that a row's programs exchange, at most, for tiles of two rows (half the registers of one).
+WORDS_OF_2_ROWS = 32
+MAX_DEPTH = 3  # tiles between a partial result and its total, at most; the registers may hold fewer
+LEAST_DEPTH = 2  # used even at up to `SPILLED_REGISTERS` estimated registers: less waits for the exchange
+# The most estimated registers, except at that depth. LayerNorm 16384x16384: depth 3, at 286 registers and
+# without spills, 85%, depth 2 91% (2048x65536: 76 and 87%). RMSNorm: depth 3, at 258, 90%.
+FULL_REGISTERS = 278
+# The least rows per tile times parts for which `num_stages` of 4 pays: exchanges take longer then.
+RECORDS_FOR_4_STAGES = 32
 WARPS_PER_SM = 8
 PER_THREAD = 32  # elements of a tile, at most
 MAX_PARTS = WARP  # a slot for each lane of a warp
@@ -37,7 +49,7 @@ MOST_LATE_BYTES = 4  # that the last phase loads. With 6, 16384x6144: 819 and 18
 LATER_REGISTERS = 64  # where there is more than one exchange: ptxas mixes instructions of several phases
 
 
-def choose(facts: RowFacts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
+def choose(facts: RowFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The plan for rows that two to `MAX_PARTS` programs share.
 
     `split_size`: rows for each group of programs, if it is not 0 and the groups are resident at once. Raises
@@ -45,30 +57,30 @@ def choose(facts: RowFacts, device: DeviceInfo, split_size: int = 0, constants: 
     """
     if not device.exchanges:
         raise Decline(DeclineReason.ROW_TOO_WIDE, f"programs cannot share a row on {device.name}")
-    if found := layouts(facts, device, constants):
+    if found := layouts(facts, device):
         return found[0] if not split_size else _with_groups(found[0], math.ceil(facts.rows / split_size))
-    detail = f"{MAX_PARTS} programs that share a row hold at most {_widest(facts, device, constants)} columns"
+    detail = f"{MAX_PARTS} programs that share a row hold at most {_widest(facts, device)} columns"
     raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
 
 
-def _widest(facts: RowFacts, device: DeviceInfo, constants: Constants) -> int:
+def _widest(facts: RowFacts, device: DeviceInfo) -> int:
     """The columns, as a power of two, of the widest such row that programs can share; 0 if there is none."""
     narrower = (2**n for n in range(facts.cols.bit_length() - 1, 0, -1))
     of = functools.partial(dataclasses.replace, facts)
-    return next((cols for cols in narrower if layouts(of(cols=cols), device, constants)), 0)
+    return next((cols for cols in narrower if layouts(of(cols=cols), device)), 0)
 
 
-def layouts(facts: RowFacts, device: DeviceInfo, constants: Constants = FITTED) -> list[Plan]:
+def layouts(facts: RowFacts, device: DeviceInfo) -> list[Plan]:
     """A plan for each way to divide an iteration's tile into rows and parts; the best guess first."""
     # Not scaled by the bandwidth: a longer iteration hides the exchange better.
-    elements = constants.elements(constants.shared.tile_bytes, facts.loads.staged_bytes)
+    elements = elements_of(TILE_BYTES, facts.loads.staged_bytes)
     # If only one narrow tensor streams in: no more elements per thread than were measured.
     elements = min(elements, PER_THREAD * WARPS_PER_SM * device.warp_size)
     # Smaller tiles hide less: only for rows that no program holds, or where loads of several
     # widths take the registers. LayerNorm 16384x6144 under autocast: 376 us, Inductor's kernels 500 us.
     halved = facts.cols > MAX_COLS or facts.loads.mixed
     sizes = (elements, elements // 2) if halved else (elements,)
-    return [s for size in sizes for s in _laid_out(facts, device, size, constants)]
+    return [s for size in sizes for s in _laid_out(facts, device, size)]
 
 
 def starts(facts: RowFacts, device: DeviceInfo, split_size: int = 0) -> Iterator[Plan]:
@@ -82,18 +94,18 @@ def _with_groups(plan: Plan, groups: int) -> Plan:
     return plan.changed(splits=min(plan.splits, whole))
 
 
-def _laid_out(facts: RowFacts, device: DeviceInfo, elements: int, constants: Constants) -> list[Plan]:
+def _laid_out(facts: RowFacts, device: DeviceInfo, elements: int) -> list[Plan]:
     """Plans with few parts first; among equals, those deep enough without tight registers first."""
     found: list[tuple[bool, bool, Plan]] = []
-    for xblock, per_sm, few in _layouts(facts, constants.shared):
+    for xblock, per_sm, few in _layouts(facts):
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MOST_STAGES)
         r0_block = elements // (xblock * per_sm)
-        parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block, constants.shared)
+        parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block)
         fits = xblock <= facts.rows and parts <= MAX_PARTS and r0_block >= _least_lanes(facts, tile)
         if depth and fits and not _waits_late(facts):
-            tight = _registers(facts, tile, r0_block, depth) > constants.shared.full_registers
-            plan = _schedule(facts, device, tile, r0_block, depth, constants)
-            found.append((parts > few, tight or depth < constants.shared.least_depth, plan))
+            tight = _registers(facts, tile, r0_block, depth) > FULL_REGISTERS
+            plan = _schedule(facts, device, tile, r0_block, depth)
+            found.append((parts > few, tight or depth < LEAST_DEPTH, plan))
     return [plan for *_, plan in sorted(found, key=lambda one: one[:2])]
 
 
@@ -102,22 +114,22 @@ def _least_lanes(facts: RowFacts, tile: Tile) -> int:
     return facts.per_access * tile.num_warps * WARP
 
 
-def _layouts(facts: RowFacts, shared: SharedRows) -> Iterator[tuple[int, int, int]]:
+def _layouts(facts: RowFacts) -> Iterator[tuple[int, int, int]]:
     """Rows per tile, programs per multiprocessor, and the most parts for which this pays."""
-    most = min(MAX_PARTS, shared.words_of_2_rows // max(1, facts.exchange.values))
+    most = min(MAX_PARTS, WORDS_OF_2_ROWS // max(1, facts.exchange.values))
     for rows in (2, 4):
-        yield rows, 4, min(most, shared.parts_of_4)
-        yield rows, 2, min(most, shared.parts_of_2)
+        yield rows, 4, min(most, PARTS_OF_4)
+        yield rows, 2, min(most, PARTS_OF_2)
         yield rows, 1, most
     yield 1, 1, MAX_PARTS
 
 
-def _depth(facts: RowFacts, tile: Tile, r0_block: int, shared: SharedRows) -> int:
+def _depth(facts: RowFacts, tile: Tile, r0_block: int) -> int:
     """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
-    for depth in range(shared.max_depth, 0, -1):
+    for depth in range(MAX_DEPTH, 0, -1):
         # With several exchanges, depth 1 may use all registers: there is no other choice.
-        least = depth == shared.least_depth or (depth == 1 and facts.exchange.count > 1)
-        most = SPILLED_REGISTERS if least else shared.full_registers
+        least = depth == LEAST_DEPTH or (depth == 1 and facts.exchange.count > 1)
+        most = SPILLED_REGISTERS if least else FULL_REGISTERS
         if _registers(facts, tile, r0_block, depth) <= most:
             return depth
     return 0
@@ -157,20 +169,18 @@ def _groups(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int) -> i
     return (WARPS_PER_SM // tile.num_warps) * device.num_sm // _parts(facts, r0_block)
 
 
-def _schedule(
-    facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int, depth: int, constants: Constants
-) -> Plan:
+def _schedule(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int, depth: int) -> Plan:
     if facts.phase.period > _groups(facts, device, tile, r0_block):
         facts = dataclasses.replace(facts, phase=Phase())
     part_cols = math.ceil(facts.cols / _parts(facts, r0_block) / ALIGNMENT) * ALIGNMENT
     parts = math.ceil(facts.cols / part_cols)
     per_sm = WARPS_PER_SM // tile.num_warps
     staged = per_sm * tile.xblock * r0_block * facts.loads.staged_bytes
-    pays = MOST_STAGES - (tile.xblock * parts < constants.shared.records_for_4_stages)
+    pays = MOST_STAGES - (tile.xblock * parts < RECORDS_FOR_4_STAGES)
     stages = max(1, min(pays, 1 + device.shared_memory // max(1, staged)))
     groups = min(per_sm * device.num_sm // parts, math.ceil(facts.rows / tile.xblock))
     num_splits = max(1, groups // facts.phase.period) * facts.phase.period
-    second = final(num_splits, r0_block, facts.cols * facts.batch, device, constants)
+    second = final(num_splits, r0_block, facts.cols * facts.batch, device)
     return Plan(
         (
             Walk(split=num_splits, tile=tile.xblock, period=facts.phase.period),

@@ -42,6 +42,13 @@ class DeviceInfo:
         """How many times as long its memory takes as the H200's, which was measured."""
         return H200.bandwidth / self.bandwidth if self.bandwidth else 1.0
 
+    @property
+    def bytes_under_way(self) -> float:
+        """How many times as many bytes of loads have to be under way on a multiprocessor as on the H200's.
+        Latencies are alike, so that these are proportional to its bandwidth; within one step of what was
+        measured."""
+        return max(0.5, min(2.0, H200.num_sm / self.num_sm / self.slower)) if self.bandwidth else 1.0
+
 
 # The device that a machine without a GPU plans for: the H200's CUDA device properties, and the bandwidth of
 # its data sheet.

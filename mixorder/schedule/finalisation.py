@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .constants import Constants
 from .device import DeviceInfo
 from .plan import Plan, next_power_of_2, shifted
 
 FINAL_BLOCKS = (16, 8)  # columns of a finalising program: 8 fp32 partials still fill a sector of 32 bytes
 FINAL_WARPS = (4, 8)
+FINAL_PER_THREAD = 32  # partials, at most. Beyond that: more warps, then narrower blocks
 WIDE_BLOCKS = (128, 64, 32)  # where there are far more columns than that
 WIDE_WARPS = (1, 2, *FINAL_WARPS)
 MANY = 32  # programs for each multiprocessor: a million programs of 16 columns took 634 us on an H200
@@ -23,9 +23,7 @@ def most_partials(device: DeviceInfo) -> int:
     return device.registers // FINAL_BLOCKS[-1]
 
 
-def final(
-    num_splits: int, r0_block: int, columns: int, device: DeviceInfo, constants: Constants
-) -> tuple[int, int]:
+def final(num_splits: int, r0_block: int, columns: int, device: DeviceInfo) -> tuple[int, int]:
     """Block and warps for a number of partials of each of `columns` columns, of all batch indices together:
     the widest block that leaves `MANY` programs and then the fewest warps, that hold them."""
     partials = next_power_of_2(num_splits)
@@ -33,7 +31,7 @@ def final(
     wide = [b for b in WIDE_BLOCKS if b <= r0_block and columns >= b * programs]
     for block in (*wide, *FINAL_BLOCKS):
         for warps in WIDE_WARPS if block in wide else FINAL_WARPS:
-            if partials * block <= constants.final_per_thread * warps * device.warp_size:
+            if partials * block <= FINAL_PER_THREAD * warps * device.warp_size:
                 return min(block, r0_block), warps
     return min(FINAL_BLOCKS[-1], r0_block), FINAL_WARPS[-1]
 

@@ -40,6 +40,15 @@ def spilled(facts: RowFacts, elements: int, chunks: int) -> int:
     return max(0, registers_of(facts, elements, chunks) - most)
 
 
+# Elements of 6 bytes (bf16 and a residual) get tiles as large as elements of 4 bytes.
+ROUNDING = 1.25
+
+
+def elements_of(budget: float, each: int) -> int:
+    """The power of two that is nearest to the elements of `each` bytes in a budget of bytes."""
+    return 1 << max(0, round(math.log2(ROUNDING * budget / max(1, each))))
+
+
 def floor_power_of_2(n: int) -> int:
     """The largest power of two that is at most `n`; at least 1."""
     return 1 << max(0, n.bit_length() - 1)

@@ -1,17 +1,17 @@
 """Choose a plan from plain numbers: rows, columns, live tiles and the device. No graph, no timing.
 
 A persistent kernel is memory-bound as long as enough bytes are resident and in flight per multiprocessor. The
-plan meets these targets with as few warps per row and as few programs as possible. The targets are fitted
-to measurements (`constants.py`); numbers that are not fitted are here.
+plan meets these targets with as few warps per row and as few programs as possible. Bytes, warps and programs
+are those of a multiprocessor, so that a device with more of them gets more programs, and not different ones.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 
 from ..errors import Decline, DeclineReason
 from ..ir.hardware import ACCESS, MAX_REGISTERS
-from .constants import FITTED, Constants
 from .device import DeviceInfo
 from .facts import ASYNC_BYTES, RowFacts
 from .finalisation import final, most_partials
@@ -19,12 +19,32 @@ from .limits import (
     MAX_STAGES,
     NOT_SPILLED,
     Tile,
+    elements_of,
     floor_power_of_2,
     registers_of,
     spilled,
 )
 from .no_prefetch import loads_again, stalls, without_prefetch
 from .plan import Launch, Order, Plan, SecondStage, Walk, next_power_of_2
+
+# These were fitted to sweeps of norms (docs/lab/tuning.md, "Constants of norms"), as are those of
+# `cooperative.py`, `limits.ROUNDING` and `finalisation.FINAL_PER_THREAD`.
+# Of row tiles, loaded per multiprocessor in one of `num_stages`. Lanes beyond a row load no bytes.
+RESIDENT_BYTES = 32 * 1024
+# Useful bytes in flight, however poorly rows fill a power of two, in multiples of these.
+IN_FLIGHT = 2
+# Programs of a multiprocessor, at most. Several even out the tail; fewer leave fewer partials to finalise.
+PROGRAMS_PER_SM = 4
+# Tiles of a multiprocessor. With fewer it gets one program, which leaves the fewest partials; its tiles have
+# this share of the bytes, and it this share of the warps, as smaller tiles start sooner and spread evenly.
+MIN_TILES, FEW_TILES_SHARE = 8, 0.5
+# H200, LayerNorm with a residual 200704x128 bf16: 55% of the limit with 4 warps, 81% with 16.
+MIN_WARPS_PER_SM = 8
+# At most. With many, a row spans few warps, and its reductions need few barriers.
+ELEMENTS_PER_THREAD = 32
+LEAST_STAGES = 3  # row tiles in use or in flight
+# The least share of the lanes of a single tile that chunks must save to be used, and columns of a chunk.
+CHUNK_SAVING, LEAST_CHUNK = 0.25, 512
 
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
 MOST_CHUNKS = 8  # each has its own code
@@ -90,13 +110,13 @@ def layouts(facts: RowFacts) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def lanes_of(facts: RowFacts, constants: Constants = FITTED) -> tuple[int, int]:
+def lanes_of(facts: RowFacts) -> tuple[int, int]:
     """The layout to choose: that of the fewest lanes that fits a thread and saves enough over one chunk."""
     first, *others = layouts(facts)
     narrowed = (NARROWED_CHUNK, MAX_REGISTERS)
-    least, most = narrowed if _is_narrowed(facts) else (constants.min_chunk, NOT_SPILLED)
+    least, most = narrowed if _is_narrowed(facts) else (LEAST_CHUNK, NOT_SPILLED)
     for lanes, chunks in reversed(others):
-        worth = lanes <= (1 - constants.chunk_saving) * first[0] and lanes // chunks >= least
+        worth = lanes <= (1 - CHUNK_SAVING) * first[0] and lanes // chunks >= least
         if worth and registers_of(facts, chunks * _per_chunk(facts), chunks) <= most:
             return lanes, chunks
     return first
@@ -135,7 +155,6 @@ def choose(
     facts: RowFacts,
     device: DeviceInfo,
     split_size: int = 0,
-    constants: Constants = FITTED,
     spill_factor: float = 1.0,
 ) -> Plan:
     """The plan of a persistent kernel, with `split_size` rows per program if that is not 0.
@@ -145,13 +164,13 @@ def choose(
     if facts.cols > MAX_COLS:
         detail = f"{facts.cols} columns, and one program holds at most {MAX_COLS}"
         raise Decline(DeclineReason.ROW_TOO_WIDE, detail)
-    r0_block, chunks = lanes_of(facts, constants)
+    r0_block, chunks = lanes_of(facts)
     if facts.held.words * r0_block + r0_block // chunks > spill_factor * device.registers:
         detail = f"{facts.held.words} tiles of {facts.cols} columns in {device.registers} registers"
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
-    tile, per_sm = _tile(facts, r0_block, device, constants, chunks)
+    tile, per_sm = _tile(facts, r0_block, device, chunks)
     if chunks == 1 and _only_sums(facts, tile, per_sm, r0_block, device):
-        tile, per_sm = _of_sums(facts, r0_block, device, constants)
+        tile, per_sm = _of_sums(facts, r0_block, device)
     tile, per_sm = without_prefetch(facts, tile, per_sm, r0_block, device)
     tiles = -(-facts.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
@@ -166,7 +185,7 @@ def choose(
         num_splits *= 2 if num_splits % period and 2 * num_splits % period == 0 else 1
     num_splits = (-(-num_splits // period) if split_size else max(1, num_splits // period)) * period
     columns = facts.cols * facts.batch
-    second = final(num_splits, next_power_of_2(facts.cols), columns, device, constants)
+    second = final(num_splits, next_power_of_2(facts.cols), columns, device)
     registers = _most_registers(facts, tile.num_warps * per_sm, device)
     dependent = device.overlaps and facts.final.numbered
     return Plan(
@@ -197,22 +216,21 @@ def even(tiles: int, num_splits: int) -> int:
     return needed if next_power_of_2(needed) < num_splits else num_splits
 
 
-def _tile(
-    facts: RowFacts, r0_block: int, device: DeviceInfo, constants: Constants, chunks: int
-) -> tuple[Tile, int]:
+def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> tuple[Tile, int]:
     """The tile, and how many programs share a multiprocessor."""
-    scale = constants.tile_scale(device.bandwidth, device.num_sm)
-    resident = constants.elements(scale * constants.resident_bytes, facts.load_bytes)
-    few_tiles = facts.rows * facts.batch * r0_block < constants.min_tiles * resident * device.num_sm
+    # Tiles are powers of two, and never larger than was measured: twice the bytes take twice the registers.
+    scale = min(1.0, 2.0 ** round(math.log2(device.bytes_under_way)))
+    resident = elements_of(scale * RESIDENT_BYTES, facts.load_bytes)
+    few_tiles = facts.rows * facts.batch * r0_block < MIN_TILES * resident * device.num_sm
     # H200, LayerNorm in bf16, 32768x2048: 4 programs of 8 KB and 3 stages 90.7% of the limit, one of 16 KB
     # and 5 stages 92.9%; 8192x4096: 94.6 -> 96.1%. RMSNorm loses a point by it.
     # But with dependent reductions, programs hide each other's barriers: BitLinear's backward with its
     # forward recomputed, 16384x2048: one program 76%, two 83%, four 88%.
     wide = chunks == 1 and facts.cols * facts.load_bytes >= WIDE_ROW and facts.levels <= 1
     small = few_tiles or (wide and facts.held.words > LIGHT_WORDS and facts.item_bytes == 2)
-    share = constants.few_tiles_share if small else 1.0
+    share = FEW_TILES_SHARE if small else 1.0
     resident = max(1, int(share * resident))
-    per_sm = 1 if small else min(constants.programs_per_sm, floor_power_of_2(resident // r0_block))
+    per_sm = 1 if small else min(PROGRAMS_PER_SM, floor_power_of_2(resident // r0_block))
     # One such program is better than two: RMSNorm 32768x4096 bf16 93.5 -> 94.5%, 32768x2048 fp32
     # 94.2 -> 95.9%. With chunks, two are better (32768x2560: 91.9% with one, 94.7% with two).
     per_sm = 1 if per_sm == 2 and wide else per_sm
@@ -222,8 +240,8 @@ def _tile(
     while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.batch < device.num_sm):
         xblock //= 2  # too few rows: more programs instead of larger tiles
     elements = xblock * r0_block
-    per_thread = _elements_per_thread(facts, elements, constants)
-    min_threads = share * constants.min_warps_per_sm * device.warp_size
+    per_thread = _elements_per_thread(facts, elements)
+    min_threads = share * MIN_WARPS_PER_SM * device.warp_size
     while per_thread > 8 and per_sm * elements < per_thread * min_threads:
         per_thread //= 2
     if chunks > 1:
@@ -238,7 +256,7 @@ def _tile(
     per_thread = -(-elements // (num_warps * device.warp_size))
     registers = registers_of(facts, per_thread, chunks) * num_warps * device.warp_size
     per_sm = max(1, min(per_sm, device.registers // registers))
-    return Tile(xblock, num_warps, _stages(facts, elements, r0_block, per_sm, device, constants)), per_sm
+    return Tile(xblock, num_warps, _stages(facts, elements, r0_block, per_sm, device)), per_sm
 
 
 def _only_sums(facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> bool:
@@ -252,12 +270,12 @@ def _only_sums(facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: Dev
     return per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
 
 
-def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo, constants: Constants) -> tuple[Tile, int]:
+def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
     """A tile of as few warps as a row fills, and the programs that share a multiprocessor."""
     elements, stages = SUM_ELEMENTS, SUM_STAGES
     while elements > facts.per_access and registers_of(facts, elements, 1) > SUM_REGISTERS:
         elements //= 2
-    least = SUM_WARPS // (constants.programs_per_sm * facts.batch)
+    least = SUM_WARPS // (PROGRAMS_PER_SM * facts.batch)
     num_warps = min(device.max_warps, max(1, least, lanes // (elements * device.warp_size)))
     xblock = max(1, elements * num_warps * device.warp_size // lanes)
     while xblock > 1 and -(-facts.rows // xblock) * facts.batch < device.num_sm:
@@ -268,9 +286,9 @@ def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo, constants: Constan
     return Tile(xblock, num_warps, stages), per_sm
 
 
-def _elements_per_thread(facts: RowFacts, elements: int, constants: Constants) -> int:
+def _elements_per_thread(facts: RowFacts, elements: int) -> int:
     """The most that a thread's registers allow; 4 at least."""
-    count = constants.elements_per_thread
+    count = ELEMENTS_PER_THREAD
     while count > 4 and not _fits_a_thread(facts, count):
         count //= 2
     return min(count, elements)
@@ -285,24 +303,16 @@ def _fits_a_thread(facts: RowFacts, count: int, chunks: int = 1) -> bool:
     return not spilled(facts, count, chunks)
 
 
-def _stages(
-    facts: RowFacts,
-    elements: int,
-    r0_block: int,
-    per_sm: int,
-    device: DeviceInfo,
-    constants: Constants,
-) -> int:
+def _stages(facts: RowFacts, elements: int, r0_block: int, per_sm: int, device: DeviceInfo) -> int:
     """The `num_stages`: row tiles in use or in flight, at most `MAX_STAGES`, and no more than fit. The bytes
     in flight are as close as possible to the target, because more are as bad as fewer."""
     useful = per_sm * elements * facts.load_bytes * facts.cols // r0_block
-    scale = constants.bytes_scale(device.bandwidth, device.num_sm)
-    wanted = int(scale * constants.in_flight * constants.resident_bytes)
+    wanted = int(device.bytes_under_way * IN_FLIGHT * RESIDENT_BYTES)
     if per_sm == 1 and facts.load_bytes > 2 * facts.item_bytes:
         wanted = wanted * 5 // 4  # H200, LayerNorm and residual, 32768x5120 bf16: 91.6 -> 96.2% of the limit
     wanted = int(BUSY_IN_FLIGHT * wanted) if _is_computing(facts) else wanted
     most = MAX_STAGES if per_sm == 1 else MAX_STAGES - 1
-    stages = max(constants.stages, min(most, 1 + round(wanted / max(1, useful))))
+    stages = max(LEAST_STAGES, min(most, 1 + round(wanted / max(1, useful))))
     while stages > 1 and not _fits_ahead(facts, per_sm * elements, stages - 1, device):
         stages -= 1
     return stages

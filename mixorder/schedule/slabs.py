@@ -37,7 +37,6 @@ from ..ir.program import (
     operands,
 )
 from . import baseline
-from .constants import FITTED, Constants
 from .cost import Traffic
 from .device import H200, DeviceInfo
 from .facts import Facts, cost_of
@@ -162,7 +161,7 @@ def _across(axes: Sequence[Axis], accesses: Iterable[Load | Store]) -> tuple[int
     return tuple(sorted(found))
 
 
-def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
+def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The plan of a program over slabs. Raises `Decline` where a kernel cannot hold what it needs."""
     assert isinstance(facts, SlabFacts)
     extents = tile_of(facts)

@@ -23,7 +23,6 @@ from ..ir.program import (
     closure,
 )
 from . import baseline
-from .constants import FITTED, Constants
 from .cost import Traffic
 from .device import H200, DeviceInfo
 from .facts import Facts
@@ -80,7 +79,7 @@ def staged_results(program: LoopProgram, plan: Plan) -> dict[str, tuple[Axis, ..
     return {one.buffer: tuple(axes[place] for place in one.places) for one in small}
 
 
-def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED) -> Plan:
+def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The tile of a blocked program. Raises `Decline` for blocks that do not fit a program."""
     assert isinstance(facts, TileFacts)
     extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
@@ -103,7 +102,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0, constants: Con
     if chosen.results and not facts.light and (wide := _wide(facts, extents)) != extents:
         other = completed(wide, warps_of(wide, facts), facts, device)
         chosen = other if other.results else chosen
-    return with_finalisation(chosen, facts, device, constants)
+    return with_finalisation(chosen, facts, device)
 
 
 def completed(extents: Sequence[int], warps: int, facts: TileFacts, device: DeviceInfo) -> Plan:
@@ -223,9 +222,7 @@ def schedule_of(extents: Sequence[int], warps: int, facts: TileFacts) -> Plan:
     return Plan(in_tiles(facts.sizes, extents, facts.summed), Launch(warps))
 
 
-def with_finalisation(
-    plan: Plan, facts: TileFacts, device: DeviceInfo, constants: Constants = FITTED
-) -> Plan:
+def with_finalisation(plan: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
     """A plan with the number of partial results that its tiles leave, and how these are reduced. Raises
     `Decline` for more than a program holds."""
     if not facts.summed:
@@ -234,7 +231,7 @@ def with_finalisation(
         detail = f"{plan.splits} partial results, at most {most_partials(device)} fit a program"
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
     cols = math.prod(n for i, n in enumerate(facts.sizes) if i not in facts.summed)
-    block, warps = final(plan.splits, next_power_of_2(cols), cols, device, constants)
+    block, warps = final(plan.splits, next_power_of_2(cols), cols, device)
     return plan.changed(block=block, warps=warps)
 
 

@@ -7,7 +7,6 @@ import dataclasses
 from ..errors import Decline, DeclineReason, GainsNothing
 from ..ir.program import LoopProgram
 from ..schedule import persistent
-from ..schedule.constants import FITTED, Constants
 from ..schedule.device import DeviceInfo
 from ..schedule.facts import RowFacts
 from ..schedule.persistent_space import PersistentSpace
@@ -26,13 +25,11 @@ def _has_known_rows(program: LoopProgram) -> None:
         raise GainsNothing(DeclineReason.ROW_TOO_WIDE, "with other sizes, a program may have more rows")
 
 
-def _choose_few_rows(
-    facts: RowFacts, device: DeviceInfo, split_size: int = 0, constants: Constants = FITTED
-) -> Plan:
-    chosen = persistent.choose(facts, device, split_size, constants)
+def _choose_few_rows(facts: RowFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
+    chosen = persistent.choose(facts, device, split_size)
     if facts.rows <= SHORT_ROWS * chosen.splits:
         return chosen
-    few = persistent.choose(facts, device, SHORT_ROWS, constants)
+    few = persistent.choose(facts, device, SHORT_ROWS)
     if split_size or facts.rows > SHORT_ROWS * few.splits:
         detail = f"plain sums in fp32 have at most {SHORT_ROWS} rows"
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)

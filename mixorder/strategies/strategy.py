@@ -9,15 +9,14 @@ from typing import Any
 from ..codegen.source import KernelSource
 from ..ir.program import LoopProgram
 from ..ir.verify import Form
-from ..schedule.constants import Constants
 from ..schedule.device import DeviceInfo
 from ..schedule.facts import Facts, facts_of
 from ..schedule.plan import Plan
 from ..schedule.predicted import Expected, expected
 from ..schedule.space import Space
 
-Choose = Callable[[Any, DeviceInfo, int, Constants], Plan]
-"""From facts, a device, rows per program (0: the best number) and constants; raises `Decline`."""
+Choose = Callable[[Any, DeviceInfo, int], Plan]
+"""From facts, a device and rows per program (0: the best number); raises `Decline`."""
 
 
 def _applies(program: LoopProgram) -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from row_facts import row_facts, with_numbers
 
 from mixorder.errors import Decline, DeclineReason
-from mixorder.schedule.constants import FITTED
-from mixorder.schedule.cooperative import MAX_PARTS, MOST_LATE_BYTES, WARPS_PER_SM
+from mixorder.schedule.cooperative import MAX_DEPTH, MAX_PARTS, MOST_LATE_BYTES, WARPS_PER_SM
 from mixorder.schedule.cooperative import choose as choose_shared
 from mixorder.schedule.facts import ALIGNMENT, RowFacts
 from mixorder.schedule.plan import Plan
@@ -26,7 +25,7 @@ RMS = row_facts(4096, 16384, staged_bytes=4, carried_bytes=4, of_columns=2, valu
 
 def check_schedule(work: RowFacts, device: DeviceInfo, schedule: Plan) -> None:
     (rows, warps, stages), parts, part_cols = tile_of(schedule), schedule.group, schedule.walk[-1].part
-    assert 2 <= parts <= MAX_PARTS and 1 <= schedule.lag <= FITTED.shared.max_depth
+    assert 2 <= parts <= MAX_PARTS and 1 <= schedule.lag <= MAX_DEPTH
     for power in (rows, warps, schedule.lanes, schedule.second.block, schedule.second.warps):
         assert power >= 1 and power & (power - 1) == 0
     # Every column is one part's, no part is empty, and each begins where wide loads can.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import graphs
 import pytest
@@ -14,15 +16,13 @@ from hypothesis import strategies as st
 from row_facts import row_facts, with_numbers
 
 from mixorder.errors import Decline, DeclineReason
-from mixorder.schedule.constants import FITTED, Constants
+from mixorder.schedule import persistent
 from mixorder.schedule.facts import RowFacts
 from mixorder.schedule.persistent import MAX_COLS, choose, even, layouts
 from mixorder.schedule.persistent_space import PersistentSpace
 from mixorder.schedule.plan import next_power_of_2
 
 RMS = row_facts(32768, 768, load_bytes=4, words=4)
-# Chunks wherever they save a lane.
-CHUNKED = dataclasses.replace(FITTED, chunk_saving=0.1, min_chunk=32)
 WORKS = [
     *(row_facts(0, 0, load_bytes=load, words=words) for load, words in ((2, 3), (4, 4), (8, 5))),
     row_facts(0, 0, load_bytes=4, words=4, staged_bytes=4, instructions=8),
@@ -39,18 +39,21 @@ WORKS = [
     cols=st.integers(1, 8192),
     work=st.sampled_from(WORKS),
     device=st.sampled_from(DEVICES),
-    constants=st.sampled_from([FITTED, CHUNKED]),
+    in_chunks=st.booleans(),
 )
-@example(1_000_000, 1, WORKS[0], H200, FITTED)
-@example(1, 8192, WORKS[2], AMD, FITTED)
-@example(1_000_000, 8192, WORKS[-1], MI300, FITTED)
-@example(3, 4097, WORKS[1], SMALL, FITTED)
-@example(32768, 5120, WORKS[4], SMALL, CHUNKED)
+@example(1_000_000, 1, WORKS[0], H200, False)
+@example(1, 8192, WORKS[2], AMD, False)
+@example(1_000_000, 8192, WORKS[-1], MI300, False)
+@example(3, 4097, WORKS[1], SMALL, False)
+@example(32768, 5120, WORKS[4], SMALL, True)
 def test_any_schedule_is_launchable(
-    rows: int, cols: int, work: RowFacts, device: DeviceInfo, constants: Constants
+    rows: int, cols: int, work: RowFacts, device: DeviceInfo, in_chunks: bool
 ) -> None:
+    """Also with chunks wherever they save a tenth of the lanes."""
     work = dataclasses.replace(work, rows=rows, cols=cols)
-    schedule = choose(work, device, constants=constants)
+    fewer_lanes = mock.patch.multiple(persistent, CHUNK_SAVING=0.1, LEAST_CHUNK=32)
+    with fewer_lanes if in_chunks else nullcontext():
+        schedule = choose(work, device)
     assert cols <= schedule.lanes < 2 * cols or cols == schedule.lanes
     xblock, warps, stages = graphs.tile_of(schedule)
     for power in (schedule.chunk, xblock, warps):
@@ -63,8 +66,7 @@ def test_any_schedule_is_launchable(
     staged = per_sm * xblock * schedule.lanes * max(work.load_bytes, work.loads.staged_bytes)
     assert stages >= 1 and staged * (stages - 1) <= device.shared_memory
     assert 1 <= schedule.second.block <= schedule.lanes
-    assert choose(work, device, constants=constants) == schedule
-    if constants == FITTED:
+    if not in_chunks:
         assert PersistentSpace(work, device, schedule).legal(schedule)
 
 

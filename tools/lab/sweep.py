@@ -1,7 +1,7 @@
 """The schedules that `tools/tune.py` tries for a region, and their times on this GPU.
 
-They are what the rules choose with their constants and with one of them changed, and
-what tuning has near these. Tuning's own bench (`mixorder/tune/measure.py`) compiles and times them.
+They are what the rules choose, and what tuning has near it. Tuning's own bench (`mixorder/tune/measure.py`)
+compiles and times them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
 from mixorder.planning import improved
-from mixorder.schedule.constants import FITTED
 from mixorder.schedule.device import H200, DeviceInfo, device_info
 from mixorder.schedule.facts import Facts, RowFacts
 from mixorder.schedule.plan import Plan
@@ -24,7 +23,6 @@ from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.tune.measure import Bench, Compiled
 from mixorder.tune.search import Candidate
 
-from .constants import neighbours
 from .schedules import Row
 from .schedules import Target as Measured
 from .stopwatch import LIMIT_BYTES, stopwatch
@@ -57,7 +55,7 @@ def candidates(program: LoopProgram, device: DeviceInfo, most: int) -> dict[Cand
             found = schedules(strategy, loops, facts, device, most)
             ways = {Candidate(strategy.title(s), s): Way(strategy, strategy.place(loops, s)) for s in found}
             try:
-                strategy.choose(facts, device, 0, FITTED)
+                strategy.choose(facts, device, 0)
             except Decline:
                 refused |= ways
             else:
@@ -72,9 +70,8 @@ def schedules(
     found: dict[Plan, None] = {}
     with contextlib.suppress(Decline):
         found[improved(strategy, loops, facts, strategy.choose(facts, device, 0), device)] = None
-    for constants in (FITTED, *neighbours(FITTED)):
-        with contextlib.suppress(Decline):
-            found.setdefault(strategy.choose(facts, device, 0, constants))
+    with contextlib.suppress(Decline):
+        found[strategy.choose(facts, device, 0)] = None
     with contextlib.suppress(Decline):
         found |= dict.fromkeys(strategy.starts(facts, device, 0))
     queue = list(found)
