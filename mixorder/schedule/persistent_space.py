@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from ..ir.hardware import MAX_REGISTERS
 from .facts import RowFacts
 from .finalisation import final_neighbours
-from .limits import registers_of
+from .limits import MAX_STAGES, registers_of
 from .persistent import even, layouts
 from .plan import Plan, is_power_of_2, next_power_of_2, shifted
-from .space import MOST_STAGES, Space
+from .space import Space
 
 PER_THREAD = (4, 32)  # elements of a tile per thread, at least and at most
 FINAL_PER_THREAD = 128  # partials that a thread of the finalisation holds
@@ -48,7 +48,7 @@ class PersistentSpace(Space):
     def _in_range(self, plan: Plan) -> bool:
         rows, launch, second = plan.tile_rows, plan.launch, plan.second
         powers = (rows, launch.num_warps, second.block, second.warps)
-        if not all(map(is_power_of_2, powers)) or not 1 <= launch.num_stages <= MOST_STAGES:
+        if not all(map(is_power_of_2, powers)) or not 1 <= launch.num_stages <= MAX_STAGES + 1:
             return False
         if self.pinned:
             splits_are_right = plan.splits == self.start.splits

@@ -7,6 +7,7 @@ Nothing is timed here.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from ..errors import Decline, DeclineReason
 from ..ir.program import LoopProgram
@@ -84,14 +85,27 @@ def expected(
 ) -> Expected:
     """The prediction for a region: `lowered` has its nests before the merge, `loops` those that run."""
     fused = fused_kernels(loops, plan, facts, moved)
-    idle = dataclasses.replace(fused.main, work=fused.main.work.idle())
-    others = baseline.kernels_of(lowered, device)
+    idle = dataclasses.replace(fused, main=dataclasses.replace(fused.main, work=fused.main.work.idle()))
+    ours_us = fused.us(device, times), idle.us(device, times)
+    return beside(baseline.kernels_of(lowered, device), ours_us, fused.launches, moved, device, times)
+
+
+def beside(
+    others: Sequence[baseline.Kernel],
+    ours_us: tuple[float, float],
+    launches: int,
+    moved: Traffic,
+    device: DeviceInfo,
+    times: Times,
+) -> Expected:
+    """The prediction for kernels that take so long, and without computing, beside Inductor's."""
+    fused_us, idle_us = ours_us
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,
-        fused.us(device, times),
+        fused_us,
         baseline.microseconds(others, device, times),
-        dataclasses.replace(fused, main=idle).us(device, times),
-        fused.launches,
+        idle_us,
+        launches,
         sum(kernel.launches for kernel in others),
         measured=device.name == H200.name,
     )

@@ -38,11 +38,11 @@ from ..ir.program import (
 )
 from . import baseline
 from .cost import Traffic
-from .device import H200, DeviceInfo
+from .device import DeviceInfo
 from .facts import Facts, cost_of
 from .kernel_time import TIMES, Kind, Times
 from .plan import Applied, Launch, Order, Plan, SecondStage, Walk, next_power_of_2
-from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
+from .predicted import Expected, beside
 from .work import ADDRESS, DIVISION, Work, computing
 
 ELEMENTS = 4096  # of a tile
@@ -343,15 +343,8 @@ def expected_of_slabs(
         return launch + small + times.us(kind, one, device) + times.us(Kind.POINTWISE, other, device)
 
     others = _inductors(lowered, loops, facts, sums, _computed_again(loops), device)
-    return Expected(
-        LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,
-        ours(sums, applied),
-        baseline.microseconds(others, device, times),
-        ours(sums.idle(), applied.idle()),
-        len(loops.nests),
-        sum(kernel.launches for kernel in others),
-        measured=device.name == H200.name,
-    )
+    ours_us = ours(sums, applied), ours(sums.idle(), applied.idle())
+    return beside(others, ours_us, len(loops.nests), moved, device, times)
 
 
 def _again(loops: LoopProgram) -> float:

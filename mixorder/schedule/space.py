@@ -8,10 +8,7 @@ from typing import ClassVar
 
 from .device import DeviceInfo
 from .facts import Facts
-from .limits import MAX_STAGES
 from .plan import Plan
-
-MOST_STAGES = MAX_STAGES + 1  # the most row tiles in flight of a candidate
 
 
 @dataclasses.dataclass(frozen=True)

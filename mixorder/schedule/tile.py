@@ -29,7 +29,7 @@ from .facts import Facts
 from .finalisation import final, most_partials
 from .kernel_time import TIMES, Kind, Times
 from .plan import Launch, Layout, Order, Plan, Workspace, in_tiles, next_power_of_2
-from .predicted import LIMIT_US, LIMIT_US_PER_MB, Expected
+from .predicted import Expected, beside
 from .producers import with_producers
 from .staged import pays, placing_us, saved_us, staged_of
 from .tile_facts import TileFacts, facts_of_tile, small_result
@@ -266,16 +266,11 @@ def expected_of_tile(
     if loops.ahead is not None:
         launch += times.launch_us  # the mailbox is filled before
         work += computing(loops, loops.ahead, loops.ahead.body)
-    others = kernels_of(lowered)
-    return Expected(
-        LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,
+    ours_us = (
         launch + exchanges + times.us(Kind.POINTWISE, work, device),
-        baseline.microseconds(others, device, times),
         launch + times.us(Kind.POINTWISE, idle, device),
-        launches_of(loops),
-        len(others),
-        measured=device.name == H200.name,
     )
+    return beside(kernels_of(lowered), ours_us, launches_of(loops), moved, device, times)
 
 
 def launches_of(loops: LoopProgram) -> int:

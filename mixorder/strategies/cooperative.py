@@ -9,7 +9,6 @@ from ..codegen.kernel import generate
 from ..ir.program import Exchange, LoopProgram
 from ..ir.verify import Form
 from ..schedule import cooperative
-from ..schedule.cooperative_space import CooperativeSpace
 from ..schedule.plan import Plan
 from ..transform.cooperative import check_shareable, cut_into_phases, with_mailbox
 from .strategy import Strategy
@@ -30,7 +29,6 @@ COOPERATIVE = Strategy(
     rank=30,
     choose=cooperative.choose,
     starts=cooperative.starts,
-    space=lambda facts, device, start, _: CooperativeSpace(facts, device, start),
     emit=functools.partial(generate, cooperative_kernel),
     applies=check_shareable,
     transform=lambda merged, device: cut_into_phases(merged),
