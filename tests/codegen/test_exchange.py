@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-import triton
 
 from mixorder.codegen.exchange import MAX_WORDS, POLLS, Record, carried, interpreted
 from mixorder.ir.reductions import AMAX, AMIN, SUM, ReductionKind
@@ -19,7 +16,6 @@ from mixorder.transform.cooperative import EMPTY
 
 KINDS = (SUM, AMAX, AMIN)
 PARTS = range(2, MAX_WORDS + 1)
-PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 JOIN = {SUM: numpy.add, AMAX: numpy.maximum, AMIN: numpy.minimum}
 BITS = {SUM: 0.0, AMAX: -numpy.inf, AMIN: numpy.inf}
 
@@ -57,41 +53,6 @@ def test_a_result_is_no_operand_while_operands_are_read() -> None:
     """`total` writes its flag in a loop that still reads the pointer: a result has its own register."""
     _, constraints, _ = call_of(Record(SUM, 2, 8).total("p", "s", "n"))
     assert [c for c in constraints.split(",") if "=" in c] == ["=&r", "=&f", "=&f"]
-
-
-TYPES = {"r": "b32", "f": "f32", "l": "b64"}
-
-
-def as_ptx(asm: str, constraints: str) -> str:
-    """A kernel that has the asm twice, as a loop's prologue and body have it."""
-    operands = [c.strip("=&") for c in constraints.split(",")]
-    declared = "\n".join(f".reg .{TYPES[c]} o{i};" for i, c in enumerate(operands))
-    filled = "\n".join(
-        f"ld.param.u64 o{i}, [p];" if c == "l" else f"mov.{TYPES[c]} o{i}, {'0f00000000' if c == 'f' else 0};"
-        for i, c in enumerate(operands)
-    )
-    body = re.sub(r"\$(\d+)", r"o\1", asm)
-    stored = "\n".join(
-        f"st.global.{TYPES[c]} [o{operands.index('l')}], o{i};" for i, c in enumerate(operands) if c != "l"
-    )
-    return (
-        f".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p)\n{{\n{declared}\n"
-        f"{filled}\n{body}\n{body}\n{stored}\nret;\n}}\n"
-    )
-
-
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
-def test_ptxas_takes_it(kind: ReductionKind, target: str, tmp_path: Path) -> None:
-    for values, parts in ((1, 2), (1, 32), (2, 12), (4, 8), (8, 3)):
-        record = Record(kind, values, parts)
-        for text in (record.peek("p"), record.total("p", "s", "n")):
-            asm, constraints, _ = call_of(text)
-            source = tmp_path / "kernel.ptx"
-            source.write_text(as_ptx(asm, constraints))
-            command = [PTXAS, f"-arch={target}", source, "-o", tmp_path / "kernel.cubin"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
 
 
 def test_a_read_of_every_record_fits_a_warp() -> None:

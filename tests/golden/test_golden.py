@@ -100,10 +100,6 @@ GOLDEN = {
         "a cast by scales of columns, transposed, 16384x4096",
         lambda: traced(turned, *full(16384, 4096, 1), ((1, 4096), f32)),
     ),
-    "tile_behind_rows": Golden(
-        "RMSNorm's backward, and MXFP8 both ways of dx, 2048x12000: rows that are read in parts",
-        lambda: recipe("norm_backward", 2048, 12000),
-    ),
     "slabs": Golden(
         "GroupNorm's backward, 8 samples of 4096 places and 320 channels in bf16: three kernels",
         lambda: graphs.group_norm_backward(8, 4096, 320, 32),
