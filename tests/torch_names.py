@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from typing import Any
 
 ROOTS = ("torch", "triton")
 _VERSIONS = ("__version__", "version_info", "torch_version")
@@ -59,6 +60,17 @@ def paths(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _PATH.fullmatch(node.value):
             found.add(node.value)
     return found
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The paths that are called, each with the number of arguments by position and the names of the others.
+    Calls with arguments that are not spelt out are left out."""
+    names = {name: path for name, path in imported(tree).items() if path.split(".")[0] in ROOTS}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (path := path_of(node.func, names)):
+            keywords = [keyword.arg for keyword in node.keywords]
+            if None not in keywords and not any(isinstance(arg, ast.Starred) for arg in node.args):
+                yield path, (len(node.args), *keywords)
 
 
 def is_private(path: str) -> bool:
