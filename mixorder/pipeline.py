@@ -345,7 +345,7 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     show("plan.txt", schedule)
     if loops is not merged:
         show(f"{strategy.name}.txt", loops, strategy.form)
-    traffic = step("cost", cost.traffic, lowered, loops, schedule.partials, copied, _joined(region))
+    traffic = step("cost", cost.traffic, loops, schedule.partials, copied, _joined(region))
     takes = step("cost", predicted, lowered, loops, strategy, schedule, facts, traffic, device)
     return RegionPlan(
         key, region, across, lowered, merged, strategy, loops, facts, schedule, traffic, device, takes

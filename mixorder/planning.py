@@ -40,11 +40,9 @@ from .schedule.plan import Plan
 from .schedule.predicted import (
     Expected,
     check_saves,
-    check_spares,
     least_saved,
     of_launches,
     saves,
-    spares,
 )
 from .strategies import STRATEGIES, Strategy
 from .tune import tuner
@@ -180,14 +178,14 @@ def _beside(plan: RegionPlan, other: RegionPlan) -> RegionPlan:
 
 
 def _pays(plan: RegionPlan) -> bool:
-    return saves(plan.expected, _least_saved(plan)) and spares(plan.expected, plan.traffic, plan.facts.levels)
+    return saves(plan.expected, _least_saved(plan))
 
 
 def _least_saved(plan: RegionPlan) -> float:
     """The share of Inductor's time that a plan has to save."""
     if plan.strategy.blocked:
         return of_launches(plan.expected)
-    return least_saved(plan.expected, plan.facts, plan.device)
+    return least_saved(plan.expected, plan.facts, plan.traffic, plan.device)
 
 
 def _of_tile(whole: RegionPlan, build: Build, runner: Runner) -> list[RegionPlan]:
@@ -314,7 +312,7 @@ def improved(
     workspace = functools.cache(functools.partial(cost.workspace_bytes, loops))
 
     def us(tried: Plan) -> float:
-        moved = cost.Traffic(0, 0, workspace(tried.partials), 0, 0)
+        moved = cost.Traffic(0, 0, workspace(tried.partials), 0)
         return fused_kernels(loops, tried, facts, moved).us(device, TIMES)
 
     return by_time.improved(strategy.space(facts, device, schedule, False), facts, us)
@@ -356,8 +354,6 @@ def check_time(plan: RegionPlan, min_numel: int) -> None:
     """Raise `Decline` where Inductor's kernels are faster: as timed or, where they are not, as predicted."""
     if plan.tuning is None or plan.tuning.beside is None:
         check_saves(plan.expected, min_numel, _least_saved(plan))
-        if not plan.strategy.blocked:  # a tile may spare accesses across memory
-            check_spares(plan.expected, plan.traffic, plan.facts.levels, min_numel)
     elif plan.tuning.not_fused:
         ours, others = plan.tuning.beside.fused_us, plan.tuning.beside.inductor_us
         detail = f"{ours:.1f} us measured for mixorder's kernels, {others:.1f} us for Inductor's"

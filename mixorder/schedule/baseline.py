@@ -22,10 +22,10 @@ from ..ir.program import (
     Reduce,
     Statement,
     Store,
+    Value,
     closure,
     operands,
 )
-from .cost import without
 from .device import DeviceInfo
 from .kernel_time import Kind, Times
 from .layout import offsets, sizes_of
@@ -128,7 +128,8 @@ def _moves(
     """The accesses of a nest, of its inputs or, if that is fewer bytes, of values that are stored, and the
     statements that it is left with."""
     whole = accesses(program, nest, nest.statements, tile)
-    rest = without(nest, stored)
+    computed = (s for s in nest.statements if not (isinstance(s, Value) and s.name in stored))
+    rest = closure(computed, [s for s in nest.statements if isinstance(s, Store)])
     known = {stored[n] for s in rest for n in operands(s) if n in stored}
     instead = accesses(program, nest, rest, tile) + moved_once(program, known)
     least, most = total(program, instead), total(program, whole)

@@ -20,19 +20,15 @@ from ..ir.program import (
     BufferRole,
     Load,
     LoopProgram,
-    Nest,
-    PartialAccumulate,
     Statement,
     Store,
-    Value,
-    operands,
 )
 from .layout import along_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Bytes that move between device memory and a region's kernels: `total` when fused, `apart` when not.
+    """Bytes that move between device memory and a region's kernels.
 
     `workspace` counts twice: the main kernel writes it and the finalisation reads it. `copied` counts twice:
     `copies` kernels read and write these bytes, before the main kernel reads them or behind it. `joined` is
@@ -44,7 +40,6 @@ class Traffic:
     written: int
     workspace: int
     copied: int
-    apart: int
     copies: int = 0
     joined: int = 0
 
@@ -54,21 +49,19 @@ class Traffic:
 
 
 def traffic(
-    lowered: LoopProgram,
     merged: LoopProgram,
     num_splits: int,
     copied: Collection[str] = (),
     joined: Collection[str] = (),
 ) -> Traffic:
-    """The traffic of a merged program with `num_splits` programs, and of the lowered nests that it was merged
-    from. The buffers in `copied` are copied for it, and those in `joined` behind it."""
+    """The traffic of a merged program with `num_splits` programs. The buffers in `copied` are copied for it,
+    and those in `joined` behind it."""
     statements = [s for nest in merged.nests for s in nest.statements]
     return Traffic(
         _read(merged, statements),
         _written(merged, statements),
         workspace_bytes(merged, num_splits),
         size(merged, copied),
-        _apart(lowered),
         len(copied),
         size(merged, joined),
     )
@@ -81,35 +74,6 @@ def workspace_bytes(program: LoopProgram, num_splits: int) -> int:
         for role in (BufferRole.WORKSPACE, BufferRole.MAILBOX)
         for b in program.role(role)
     )
-
-
-def _apart(program: LoopProgram) -> int:
-    """The least bytes that the nests of a lowered program move if each is a kernel of its own.
-
-    A nest reads its inputs or, if that is less, those of its values that an earlier nest has stored.
-    """
-    stored: dict[str, str] = {}
-    total = 0
-    for nest in program.nests:
-        rest = without(nest, stored)
-        known = {stored[n] for s in rest for n in operands(s) if n in stored}
-        total += min(_read(program, nest.statements), _read(program, rest) + size(program, known))
-        total += _written(program, nest.statements)
-        stored.update({s.value.name: s.buffer for s in nest.statements if isinstance(s, Store)})
-    return total
-
-
-def without(nest: Nest, stored: Collection[str]) -> list[Statement]:
-    """The statements that a nest still needs if it reads the values in `stored` instead of computing them."""
-    needed: set[str] = set()
-    kept: list[Statement] = []
-    for stmt in reversed(nest.statements):
-        if isinstance(stmt, Store | PartialAccumulate) or (
-            isinstance(stmt, Value) and stmt.name in needed and stmt.name not in stored
-        ):
-            needed.update(operands(stmt))
-            kept.append(stmt)
-    return kept
 
 
 def _read(program: LoopProgram, statements: Iterable[Statement]) -> int:

@@ -24,10 +24,14 @@ from .plan import Plan
 LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
 # Of Inductor's time, at least, that fusing has to save where it spares no launches (docs/lab/tuning.md).
 LEAST_SAVED = 0.04
-# The same of narrow loads of sums over few rows, which one program adds up. H100, 51 subgraphs fused for
-# less: 3 of 33 sums over more rows took longer than Inductor's kernels, and 28 up to 60% less; 64 rows of
-# 3,145,728 columns took 5,404 us, by Inductor 2,216, and 3 of 10 at each index 5 us more, 5 less.
-OF_FEW_ROWS = 0.3
+# The same where the prediction is off by more. Narrow loads of sums over few rows, which one program adds up:
+# H100, 51 subgraphs fused for less: 3 of 33 sums over more rows took longer than Inductor's kernels, and 28
+# up to 60% less; 64 rows of 3,145,728 columns took 5,404 us, by Inductor 2,216, and 3 of 10 at each index 5
+# us more, 5 less. And copies, where no launches are spared: of sums, as Inductor adds up a copy itself (H200
+# and H100, 20 of them: 15 were slower, by 9 to 34%, and none was faster by more than 1.4 us; with a reduction
+# along rows, 327 -> 149 us and 183 -> 153), and of what is joined behind the kernels (H100, two RMSNorms of
+# parts of 16384x4096: 168 us in Inductor's kernels, 213 fused).
+UNSURE_SAVED = 0.3
 # Microseconds of kernels that mostly wait, and how much longer those of a reduction along rows with one over
 # rows may be by prediction. Both ways launch two kernels, and a kernel of so few programs takes as long
 # whatever it computes. H200 and H100, 64 rows, 25 norms whose predictions are up to 18% longer than
@@ -119,13 +123,15 @@ def check_size(facts: Facts, min_numel: int, is_pair: bool) -> None:
         raise Decline(DeclineReason.TOO_SMALL, f"reductions of {facts.numel} elements, fewer than {least}")
 
 
-def least_saved(expected: Expected, facts: Facts, device: DeviceInfo) -> float:
+def least_saved(expected: Expected, facts: Facts, moved: Traffic, device: DeviceInfo) -> float:
     """The share of Inductor's time, at least, that fusing has to save; below 0, what it may cost."""
     if expected.ours_us < SHORT_US and facts.levels and facts.batch == 1 and facts.rows <= device.num_sm:
         return -SHORT_SLACK
     few = not facts.levels and facts.rows <= device.num_sm
-    if isinstance(facts, RowFacts) and facts.loads.narrow and (facts.common or few):
-        return OF_FEW_ROWS
+    narrow = isinstance(facts, RowFacts) and facts.loads.narrow and (facts.common or few)
+    copies = moved.joined or (moved.copied and not facts.levels)
+    if narrow or (copies and expected.launches >= expected.launches_apart):
+        return UNSURE_SAVED
     return LEAST_SAVED if not facts.levels else of_launches(expected)
 
 
@@ -144,26 +150,6 @@ def check_saves(expected: Expected, min_numel: int, least: float) -> None:
     if min_numel and not saves(expected, least):
         also = f", at least {least:.0%} less is asked for" if expected.saved_us > 0 else ""
         raise Decline(DeclineReason.SLOWER, _both_times(expected) + also)
-
-
-def spares(expected: Expected, moved: Traffic, levels: int) -> bool:
-    """Whether fusing spares bytes or launches. What is copied counts where no reduction runs along rows
-    (`levels`): Inductor adds up the copy itself. H200 and H100, 20 such sums: 15 were slower, by 9 to 34%,
-    and none was faster by more than 1.4 us; with a reduction along rows, 327 -> 149 us and 183 -> 153. What
-    is joined behind the kernels counts in any case. H100, two RMSNorms of parts of 16384x4096: 168 us in
-    Inductor's kernels, 213 fused."""
-    again = 2 * (moved.joined + (0 if levels else moved.copied))
-    return moved.apart > moved.read + moved.written + again or expected.launches < expected.launches_apart
-
-
-def check_spares(expected: Expected, moved: Traffic, levels: int, min_numel: int) -> None:
-    """Raise `Decline` where fusing spares neither bytes nor launches; never with a `min_numel` of 0.
-
-    One kernel then stands against another for the same work, and the prediction is off by more than they
-    differ: a sum over 12544x2730 was predicted 3% faster and was 45% slower (H200).
-    """
-    if min_numel and not spares(expected, moved, levels):
-        raise Decline(DeclineReason.SLOWER, f"{_both_times(expected)}, but with as many bytes and launches")
 
 
 def _both_times(expected: Expected) -> str:

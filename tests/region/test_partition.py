@@ -93,7 +93,6 @@ def test_a_wide_row_keeps_the_sums_that_save_most() -> None:
     assert (words + 1) * 8192 > 65536
     left = {n.name for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList}
     assert left == set(before) - {*record.inner, *record.outer}
-    assert record.traffic.apart > record.traffic.total
 
 
 def norms_in_a_chain(cols: int) -> Graph:

@@ -42,7 +42,7 @@ def test_each_device_has_a_choice_of_its_own(make: Callable[..., Any], shape: tu
         *_, schedule = mine
         assert schedule.splits >= 0.95 * device.num_sm
         times = [
-            fused_kernels(loops, plan, facts, Traffic(0, 0, workspace_bytes(loops, plan.partials), 0, 0)).us(
+            fused_kernels(loops, plan, facts, Traffic(0, 0, workspace_bytes(loops, plan.partials), 0)).us(
                 device, TIMES
             )
             for _, loops, facts, plan in chosen

@@ -85,9 +85,7 @@ def test_no_norm_is_fused_whose_copy_takes_what_it_saves(widths: list[int]) -> N
 @pytest.mark.parametrize("how", ["as they are", "cat"])
 def test_norms_whose_gradients_are_not_copied_are_fused(how: str) -> None:
     records = records_of(norms([2048, 1024, 1024], APART[how]), Options.min_numel)
-    assert len(records) == 2 and all(
-        isinstance(r, RegionRecord) and r.traffic.apart > r.traffic.total for r in records
-    )
+    assert len(records) == 2 and all(isinstance(r, RegionRecord) for r in records)
 
 
 def test_a_region_with_a_copy_has_another_key() -> None:

@@ -27,7 +27,6 @@ from mixorder.schedule.predicted import (
     Expected,
     check_saves,
     check_size,
-    check_spares,
     least_saved,
 )
 
@@ -113,9 +112,8 @@ def test_no_norm_that_was_measured_faster_is_left_to_inductor() -> None:
         count += 1
         try:
             record = record_of(norm, rows, cols)
-            least = least_saved(record.expected, facts_of(record.loops), H200)
+            least = least_saved(record.expected, facts_of(record.loops), record.traffic, H200)
             check_saves(record.expected, 1, least)
-            check_spares(record.expected, record.traffic, 1, 1)
         except Decline as decline:
             left[f"{norm} {rows}x{cols}"] = f"{decline.detail}; measured: {gain:.2f} times as fast"
     assert count > 40
@@ -126,7 +124,7 @@ def taking(fused_us: float, apart_us: float, launches_apart: int = 3) -> Expecte
     return Expected(50.0, fused_us, apart_us, fused_us, 2, launches_apart, measured=True)
 
 
-MORE, EQUAL = Traffic(100, 50, 10, 0, apart=200), Traffic(100, 50, 10, 0, apart=150)
+MOVED = Traffic(100, 50, 10, 0)
 
 
 def test_fusing_has_to_save_time() -> None:
@@ -149,7 +147,7 @@ def test_how_much_has_to_be_saved() -> None:
     large, small = taking(90.0, 100.0, 2), taking(8.4, 7.8, 2)
 
     def least(facts: Facts, expected: Expected = large) -> float:
-        return least_saved(expected, facts, H200)
+        return least_saved(expected, facts, MOVED, H200)
 
     fewer = taking(90.0, 100.0, 3)
     assert least(norm, fewer) == 0.0 < least(norm) == least(sums) == least(sums, fewer)
@@ -175,23 +173,15 @@ def test_a_small_part_in_single_elements_is_not_waited_for(of: int, narrow: bool
     assert facts_of(record.loops).loads.narrow == narrow
 
 
-def test_fusing_has_to_spare_bytes_or_launches() -> None:
-    check_spares(taking(50.0, 100.0, 2), MORE, 1, 1)
-    check_spares(taking(50.0, 100.0, 3), EQUAL, 1, 1)
-    check_spares(taking(50.0, 100.0, 2), EQUAL, 1, 0)
-    with pytest.raises(Decline) as nothing:
-        check_spares(taking(50.0, 100.0, 2), EQUAL, 1, 1)
-    assert nothing.value.reason is DeclineReason.SLOWER
-    assert nothing.value.detail.endswith("100.0 us for Inductor's, but with as many bytes and launches")
-
-
-def test_what_is_copied_counts_where_rows_are_only_added_up() -> None:
-    """Inductor adds up the copy itself, and a region would read it and write it again."""
-    copied = dataclasses.replace(MORE, copied=30)
-    check_spares(taking(50.0, 100.0, 2), copied, 1, 1)
-    check_spares(taking(50.0, 100.0, 2), MORE, 0, 1)
-    with pytest.raises(Decline):
-        check_spares(taking(50.0, 100.0, 2), copied, 0, 1)
+def test_copies_count_where_no_launch_is_spared() -> None:
+    """Inductor adds up a copy itself, and a region would read it and write it again."""
+    norm = facts_of(record_of("rms", 4096, 1024).loops)
+    sums = dataclasses.replace(norm, levels=0)
+    copied, joined = (dataclasses.replace(MOVED, **{kind: 30}) for kind in ("copied", "joined"))
+    equal, fewer = (taking(50.0, 100.0, launches) for launches in (2, 3))
+    for facts, moved, counts in ((norm, copied, False), (norm, joined, True), (sums, copied, True)):
+        assert (least_saved(equal, facts, moved, H200) > least_saved(equal, facts, MOVED, H200)) == counts
+        assert least_saved(fewer, facts, moved, H200) == least_saved(fewer, facts, MOVED, H200)
 
 
 def test_a_space_of_few_elements() -> None:

@@ -63,7 +63,7 @@ def _regions(graph: torch.fx.Graph, found: list[tuple[LoopProgram, int]]) -> Non
         lowered = lower(region)
         loops = same_bits_sooner(reorder(split_outer(lowered)), saturates=True, runs_ptx=True)
         program = form_fma(merge(loops))
-        moved = cost.traffic(lowered, program, 0)
+        moved = cost.traffic(program, 0)
         found.append((program, moved.read + moved.written))
 
 
