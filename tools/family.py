@@ -1,14 +1,17 @@
-"""The whole family on this GPU: each case of `support/cases.py` in bf16, by stock Inductor and mixorder.
+"""The whole family on this GPU: each case of `support/cases.py`, by stock Inductor and mixorder.
+
+    python tools/family.py --cases "over slabs" DyT
+    python tools/family.py --cases "BatchNorm2d, ReLU" --shape 128,512,28,28 --out batch_norm.json
 
 Prints, per case, the regions fused, and for the backward (for inference, the function): launches,
-microseconds (CUDA-graph replay, L2 flushed, median), megabytes that its kernels read and write, and the
-largest relative error of a result against float64. Exit status 1 if a case is not fused as it should be,
+microseconds (CUDA-graph replay, L2 flushed, median), beside those of an addition that moves as many bytes as
+one read of `x` and `dy` and one write of `dx`, megabytes that its kernels read and write, and the largest
+relative error of a result against float64. Exit status 1 if a case is not fused as it should be,
 slower than stock, less accurate, or moves more bytes.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -19,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lab import arguments
 from lab.stopwatch import Call, Stopwatch, stopwatch
 from lab.tables import head, line
+from support.case import Shape
 from support.cases import GROUPS, Case, Example, Fused, found_in, relative_errors
 from support.compilers import OURS, STOCK, inductor
 
@@ -32,7 +37,7 @@ from mixorder.report import RegionRecord, collect
 EXACT = STOCK | {"triton.mix_order_reduction": False}
 DEVICE = "cuda"
 SLACK = 1.02  # two medians of the same kernels differ by up to this factor
-HEAD = ("case", "fused", "launches", "us", "speedup", "MB", "error, stock / mixorder")
+HEAD = ("case", "fused", "launches", "us", "speedup", "addition, us", "MB", "error, stock / mixorder")
 
 
 # Bytes. Inductor's metric (`metrics.num_bytes_accessed`) is the sum of `get_read_write_buffers_sizes` over
@@ -102,7 +107,8 @@ def passed_bytes(kernel: Any) -> int:
 
 @dataclasses.dataclass
 class Measured:
-    """Of one way. `bytes`: that its kernels read and write. `error`: the largest of a result."""
+    """Of one way. `bytes`: that its kernels read and write. `error`: the largest of a result. `addition`:
+    microseconds of the addition."""
 
     bytes: int
     fused: list[Fused]
@@ -110,6 +116,7 @@ class Measured:
     launches: int = 0
     microseconds: float = 0.0
     error: float = 0.0
+    addition: float = math.nan
 
 
 def compiled(example: Example, options: dict[str, Any], watch: Stopwatch) -> tuple[Call, Measured]:
@@ -123,17 +130,22 @@ def compiled(example: Example, options: dict[str, Any], watch: Stopwatch) -> tup
     return step, Measured(count.backward if example.case.training else count.forward, *found_in(records))
 
 
-def run_case(case: Case, small: bool) -> tuple[Measured, Measured]:
+def run_case(case: Case, shape: Shape, dtype: torch.dtype, small: bool) -> tuple[Measured, Measured]:
     """Stock's and ours."""
-    shape = case.shapes.small if small else case.shapes.training
-    example, watch = Example(case, shape, torch.bfloat16, DEVICE), stopwatch(DEVICE)
+    example, watch = Example(case, shape, dtype, DEVICE), stopwatch(DEVICE)
     exact = example.exact(inductor(EXACT))
     ours = OURS | ({"mixorder_min_numel": 0} if small else {})
     ways = [compiled(example, options, watch) for options in (STOCK, ours)]
-    timed = watch.time({str(i): step for i, (step, _) in enumerate(ways)})
-    for (step, found), one in zip(ways, timed.values(), strict=True):
+    calls = {str(i): step for i, (step, _) in enumerate(ways)}
+    if (addition := watch.limit(3 * example.inputs[0].nbytes)) is not None:
+        calls["addition"] = addition
+    timed = watch.time(calls)
+    for i, (step, found) in enumerate(ways):
+        one = timed[str(i)]
         found.microseconds, found.launches = one.times.median_us, sum((one.launches or {}).values())
         found.error = max(relative_errors(step(), exact))
+        if addition is not None:
+            found.addition = timed["addition"].times.median_us
     watch.free()
     return ways[0][1], ways[1][1]
 
@@ -147,14 +159,14 @@ def cells(name: str, stock: Measured, ours: Measured) -> list[str]:
         f"{stock.launches} -> {ours.launches}",
         f"{stock.microseconds:.1f} -> {ours.microseconds:.1f}",
         f"{stock.microseconds / ours.microseconds:.2f}",
+        f"{ours.addition:.1f}",
         f"{stock.bytes / 1e6:.1f} -> {ours.bytes / 1e6:.1f}",
         f"{stock.error:.2e} / {ours.error:.2e}",
     ]
 
 
-def faults(case: Case, small: bool, stock: Measured, ours: Measured) -> list[str]:
+def faults(case: Case, shape: Shape, small: bool, stock: Measured, ours: Measured) -> list[str]:
     """Failures of the case. At small sizes launches dominate, so time and bytes are not checked."""
-    shape = case.shapes.small if small else case.shapes.training
     expected = case.expected(shape, 0 if small else Options().min_numel, DEVICE)
     checks = {
         "not fused as it should be": (ours.fused, ours.declined) != expected,
@@ -165,24 +177,31 @@ def faults(case: Case, small: bool, stock: Measured, ours: Measured) -> list[str
     return [fault for fault, found in checks.items() if found]
 
 
+def sizes(text: str) -> Shape:
+    return tuple(map(int, text.split(",")))
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", default="", help="only names that contain one of these, comma-separated")
+    parser = arguments.parser(__doc__)
+    told = "only those whose name or group contains one of these"
+    parser.add_argument("--cases", nargs="+", default=[""], help=told)
     parser.add_argument("--small", action="store_true", help="small shapes; time and bytes are not judged")
+    parser.add_argument("--shape", type=sizes, help="in place of the cases' own, such as 128,512,28,28")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--out", type=Path, default=Path("family.json"))
     args = parser.parse_args()
-    wanted = args.cases.split(",")
     results: dict[str, Any] = {}
     bad: list[str] = []
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else "no GPU"
-    print(f"{name}, torch {torch.__version__}, bf16")
+    print(f"{name}, torch {torch.__version__}, {args.dtype}")
     for group, cases in GROUPS.items():
-        chosen = {name: case for name, case in cases.items() if any(part in name for part in wanted)}
+        chosen = {n: case for n, case in cases.items() if any(c in f"{group}: {n}" for c in args.cases)}
         if chosen:
             print(f"\n### {group.capitalize()}\n\n{head(HEAD)}")
         for name, case in chosen.items():
+            shape = args.shape or (case.shapes.small if args.small else case.shapes.training)
             try:
-                stock, ours = run_case(case, args.small)
+                stock, ours = run_case(case, shape, getattr(torch, args.dtype), args.small)
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
                 told = f"{type(error).__name__}: {str(error)[:120]!r}"
@@ -192,7 +211,7 @@ def main() -> int:
             print(line(cells(name, stock, ours)), flush=True)
             results[name] = {"stock": dataclasses.asdict(stock), "mixorder": dataclasses.asdict(ours)}
             args.out.write_text(json.dumps(results, indent=1))
-            if found := faults(case, args.small, stock, ours):
+            if found := faults(case, shape, args.small, stock, ours):
                 bad.append(f"{name} ({', '.join(found)})")
     print(f"\nfaults: {'; '.join(bad) or 'none'}")
     return bool(bad)
