@@ -314,63 +314,6 @@ def test_one_module_used_twice() -> None:
     close(ours, exact(module, x, dy, forward))
 
 
-def test_one_module_called_twice() -> None:
-    """Two calls of one compiled module, one backward through both."""
-    module, (x, dy) = norm(), inputs()
-    function = compiled(module)
-    ours = grads(lambda x: function(function(x).sin()), module, x, dy)
-    assert fused(1)
-    close(ours, exact(module, x, dy, lambda module, x: module(module(x).sin())))
-
-
-def test_nested_compile() -> None:
-    module, (x, dy) = norm(), inputs()
-    inner = compiled(module)
-    outer = torch.compile(lambda x: inner(x.sin()).cos(), dynamic=False, **target.compile)
-    ours = grads(outer, module, x, dy)
-    assert fused(1)
-    close(ours, exact(module, x, dy, lambda module, x: module(x.sin()).cos()))
-
-
-def test_hooks_on_inputs_and_parameters() -> None:
-    module, (x, dy) = norm(), inputs()
-    truth_x, truth_w, truth_b = exact(module, x, dy)
-    seen: list[torch.Tensor] = []
-    weight, bias = module.parameters()
-
-    def negate(p: torch.Tensor) -> None:
-        p.grad.neg_()  # type: ignore[union-attr]
-
-    weight.register_hook(lambda g: seen.append(g.clone()) or g * 2)
-    bias.register_post_accumulate_grad_hook(negate)
-    x.register_hook(lambda g: g * 3)
-    compiled(module)(x).backward(dy)
-    assert fused(1)
-    close([x.grad, weight.grad, bias.grad, *seen], [truth_x * 3, truth_w * 2, -truth_b, truth_w])
-
-
-def test_a_hook_inside_the_graph() -> None:
-    module, (x, dy) = norm(), inputs()
-
-    def forward(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        hidden = x * 2
-        hidden.register_hook(lambda g: g * 3)
-        return module(hidden)
-
-    ours = grads(compiled(functools.partial(forward, module)), module, x, dy)
-    assert fused(1)
-    close(ours, exact(module, x, dy, forward))
-
-
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
-def test_anomaly_mode() -> None:
-    module, (x, dy) = norm(), inputs()
-    with torch.autograd.detect_anomaly(check_nan=True):
-        ours = grads(compiled(module), module, x, dy)
-    assert fused(1)
-    close(ours, exact(module, x, dy))
-
-
 def test_a_subclass_of_two_tensors() -> None:
     """AOTAutograd traces both tensors into one graph: two pairs, which share the weights."""
     from torch.testing._internal.two_tensor import TwoTensor

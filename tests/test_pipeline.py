@@ -12,7 +12,7 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import bf16, f32, f64, pair, traced
+from graphs import bf16, f32, pair, traced
 from torch._dynamo.utils import counters
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
@@ -79,23 +79,6 @@ def test_empty_tensors_are_left_alone(shape: tuple[int, int]) -> None:
 
 
 # Fused.
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [
-        lambda: graphs.pair_graph(dtype=f64),
-        lambda: graphs.layer_norm_backward(512, 256, weight_dtype=f32),
-    ],
-)
-def test_norms_are_fused(graph: Any) -> None:
-    made = graph()
-    pipeline.run(made, ALWAYS)
-    assert launches(made) == 2 and counters["mixorder"]["fused_regions"] == 1
-    before = graphs.snapshot(made)
-    pipeline.run(made, ALWAYS)
-    assert graphs.snapshot(made) == before  # running twice changes nothing more
-    made.lint()
 
 
 def test_two_regions_and_a_decline_between_them() -> None:

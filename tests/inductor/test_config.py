@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config as functorch_config
-import torch._inductor.config as inductor_config
 
 from mixorder.inductor import config
 
@@ -62,12 +61,6 @@ def test_winners_are_kept_where_inductor_keeps_its_own() -> None:
 
 def test_options_are_known_by_name() -> None:
     assert config.is_option("max_autotune") and not config.is_option("max_autotun")
-
-
-@pytest.mark.parametrize("emulate", [False, True])
-def test_rounding(emulate: bool) -> None:
-    with inductor_config.patch(emulate_precision_casts=emulate):
-        assert config.emulates_precision_casts() == emulate
 
 
 def test_patches_end() -> None:

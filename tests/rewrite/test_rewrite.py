@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from typing import Any
 
@@ -13,16 +12,11 @@ from graphs import bf16, f32, in_turn, only, output_args, pair, traced
 from torch import nn
 from torch._higher_order_ops.triton_kernel_wrap import (
     triton_kernel_wrapper_functional,
-    triton_kernel_wrapper_mutation,
 )
 from torch.fx import Graph, Node
 from torch.utils._sympy.functions import FloorDiv, Max, Mod
 
-from mixorder.inductor import hooks as install
-from mixorder.options import Options
-from mixorder.plugin import graph_pass
 from mixorder.region.nodes import fake, size_of
-from mixorder.report import RegionRecord, collect
 from mixorder.rewrite.graph_writer import GraphWriter
 
 aten = torch.ops.aten
@@ -93,51 +87,7 @@ def test_launches_pin_the_strides_of_their_arguments() -> None:
             assert kwargs["kwargs"][key].stride() == arg.meta["val"].stride()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_programs_stay_well_formed(seed: int) -> None:
-    graph = traced(graphs.random_function(seed, 8, 16), *[((8, 16), f32)] * 2, ((16, 16), f32))
-    vals = [(n.meta["val"].shape, n.meta["val"].dtype) for n in output_args(graph)]
-    for _ in in_turn(graph):
-        pass
-    graph.lint()
-    assert [(n.meta["val"].shape, n.meta["val"].dtype) for n in output_args(graph)] == vals
-
-
 # After Inductor's passes.
-
-MODULES = {
-    "layer": (functools.partial(nn.LayerNorm, 96), 1),
-    "rms": (functools.partial(nn.RMSNorm, 96), 1),
-    "hf": (functools.partial(graphs.HFRMSNorm, 96), 1),
-    "block": (functools.partial(graphs.Block, 96), 4),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("layer", f32), ("rms", bf16), ("hf", f32), ("block", f32), ("block", bf16)]
-)
-def test_inductor_reinplaces_without_a_copy(
-    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(install, "_runs_kernels", lambda _: True)  # nothing is run
-    make, regions = MODULES[name]
-    module = graphs.randomised(make(), dtype)
-    options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
-    patch = {**options.as_config(), "post_grad_custom_post_pass": graph_pass()}
-    with collect() as records, torch._inductor.config.patch(patch):
-        graph = graphs.backward_graph(module, (2, 32, 96), dtype, run_backward=False)
-    launches = calls(graph, triton_kernel_wrapper_mutation)
-    fused = [r for r in records if isinstance(r, RegionRecord)]
-    assert len(fused) == regions and len(launches) == sum(2 - r.schedule.finishes for r in fused)
-    assert calls(graph, triton_kernel_wrapper_functional) == []
-    assert calls(graph, aten.clone.default) == [] == calls(graph, aten.copy_.default)
-    for launch in launches:
-        assert "tensors_to_clone" not in launch.kwargs
-        _, eager_kwargs = launch.meta["eager_input_vals"]
-        for key, arg in launch.kwargs["kwargs"].items():
-            val = eager_kwargs["kwargs"][key]
-            assert val.stride() == arg.meta["val"].stride()
-            assert val.shape == arg.meta["val"].shape
 
 
 def test_a_kernels_results_alias_nothing() -> None:

@@ -2,52 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import graphs
 import pytest
 import torch
-from devices import A100, B200, H200, L40S
-from row_facts import row_facts, with_numbers
 
-from mixorder import planning
-from mixorder.errors import Decline
-from mixorder.options import Options
 from mixorder.schedule import device as device_module
-from mixorder.schedule.by_time import GAIN
-from mixorder.schedule.cost import Traffic, workspace_bytes
 from mixorder.schedule.device import device_info
-from mixorder.schedule.fused import fused_kernels
-from mixorder.schedule.kernel_time import TIMES
-from mixorder.schedule.persistent import choose
-from mixorder.strategies import STRATEGIES
-
-RMS = row_facts(32768, 768, load_bytes=4, words=4, staged_bytes=4, instructions=8)
-LAYER = with_numbers(RMS, words=6, instructions=10)
-
-
-@pytest.mark.parametrize("make", [graphs.rms_norm_backward, graphs.layer_norm_backward])
-@pytest.mark.parametrize("shape", graphs.BENCHMARK)
-def test_each_device_has_a_choice_of_its_own(make: Callable[..., Any], shape: tuple[int, int]) -> None:
-    """What is chosen for a device is predicted to run there as fast as what is chosen for any other, within
-    what predictions are worth, and leaves few multiprocessors without a program."""
-    program = graphs.merged(graphs.only(make(*shape)))
-    runner: Any = SimpleNamespace(options=Options(), step=lambda _, stage, *args: stage(*args))
-    devices = (H200, A100, L40S, B200)
-    chosen = [planning.by_first_strategy(program, device, STRATEGIES, runner) for device in devices]
-    for device, mine in zip(devices, chosen, strict=True):
-        *_, schedule = mine
-        assert schedule.splits >= 0.95 * device.num_sm
-        times = [
-            fused_kernels(loops, plan, facts, Traffic(0, 0, workspace_bytes(loops, plan.partials), 0)).us(
-                device, TIMES
-            )
-            for _, loops, facts, plan in chosen
-        ]
-        assert times[chosen.index(mine)] <= min(times) / GAIN
 
 
 def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +44,3 @@ def test_properties_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_module.torch.version, "hip", "6.0")
     assert not device_info(torch.device("cuda")).overlaps
     assert device_info(torch.device("cuda")).bandwidth == 0.0
-
-
-def test_a_row_that_no_program_holds_says_so() -> None:
-    with pytest.raises(Decline):
-        choose(dataclasses.replace(LAYER, cols=16384), A100)
