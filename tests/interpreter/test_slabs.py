@@ -91,8 +91,7 @@ def test_gradients(name: str, last: bool) -> None:
     assert all(g.stride() == r.stride() for g, r in zip(ours, unfused(module, x, dy), strict=True))
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize("last", [False, True], ids=["nchw", "channels last"])
+@pytest.mark.parametrize(("last", "dtype"), [(False, bf16), (True, f32)])
 def test_residual_blocks(last: bool, dtype: torch.dtype) -> None:
     """Each block has a region of its own. The first pass stores the gradient that goes on, the second
     reads that, and both write over tensors that nothing reads any longer."""
@@ -251,8 +250,9 @@ def test_a_gradient_lies_as_what_it_is_computed_from(
     assert [g.stride() for g in ours] == [g.stride() for g in unfused(module, x, dy)]
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize(("shape", "active"), [((2, 20, 7, 24), True), ((1, 9, 31, 10), False)])
+@pytest.mark.parametrize(
+    ("shape", "active", "dtype"), [((2, 20, 7, 24), True, bf16), ((1, 9, 31, 10), False, f32)]
+)
 def test_sums_over_more_axes(shape: tuple[int, ...], active: bool, dtype: torch.dtype) -> None:
     """The third kernel adds them up beside the gradient of a bias, and a fourth one has their totals. Of one
     sample, all sums but that are over the same axes."""
@@ -370,9 +370,7 @@ STATISTICS: dict[str, tuple[tuple[int, int, int, int], int]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize("offset", [1, 1000])
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize(("name", "offset", "dtype"), crossed(STATISTICS, [1, 1000], [f32, bf16]))
 def test_statistics_and_what_follows(name: str, offset: float, dtype: torch.dtype) -> None:
     """In channels-last, where a group's elements are of several rows of memory."""
     shape, groups = STATISTICS[name]
