@@ -216,20 +216,6 @@ def test_backward_twice() -> None:
     close(first, exact(module, x, dy))
 
 
-@pytest.mark.parametrize("fullgraph", [False, True])
-def test_gradients_accumulate_over_micro_batches(fullgraph: bool) -> None:
-    module, total = block(), None
-    function = compiled(module, fullgraph=fullgraph)
-    for _ in range(3):
-        x, dy = inputs()
-        function(x).backward(dy)
-        truths = exact(module, x, dy)
-        close([x.grad], truths[:1])
-        total = truths[1:] if total is None else [a + b for a, b in zip(total, truths[1:], strict=True)]
-    assert fused(4)
-    close([p.grad for p in module.parameters()], total)
-
-
 def test_gradients_accumulate_inside_the_graph() -> None:
     """The sum with the old gradient is an epilogue of the region, and its copy a write to an input."""
     module, (x, dy) = norm(), inputs()

@@ -5,61 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import graphs
 import pytest
 import torch
 from graphs import bf16, f16, f32, f64, pair
-from grids import crossed
-from running import (
-    OFF,
-    ON,
-    Tensors,
-    check_gradients,
-    gradients,
-    run_fused,
-    with_options,
-)
+from running import OFF, ON, Tensors, gradients, run_fused, with_options
 from torch import nn
 from torch._dynamo.utils import counters
 
-from mixorder.options import Options
 from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 from mixorder.strategies.persistent import PERSISTENT
 from mixorder.strategies.short_sums import SHORT_ROWS, SHORT_SUMS
-
-
-def fused_and_right(module: nn.Module, x: torch.Tensor, options: Options = ON) -> Tensors:
-    dy = torch.randn_like(x)
-    ours = gradients(module, x, dy, options)
-    # A space of one column may be left alone: each of its reductions fits both sides.
-    assert counters["mixorder"]["fused_regions"] == 1 or x.shape[-1] == 1
-    # With one column a LayerNorm's gradients are rounding noise around zero.
-    scale = float(dy.double().norm()) if x.shape[-1] == 1 else 0.0
-    check_gradients(ours, module, x, dy, max(x.shape[-1], x.numel() // x.shape[-1]), scale)
-    return ours
-
-
-def norm(name: str, cols: int, dtype: torch.dtype) -> nn.Module:
-    return graphs.randomised(graphs.NORMS[name](cols), dtype)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtypes"), crossed(["layer", "rms", "hf"], [(bf16, f32), (f32, bf16), (f16, f32)])
-)
-def test_weights_of_another_dtype(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    x, weight = dtypes
-
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = norm(name, 96, weight)
-
-        def forward(self, value: torch.Tensor) -> torch.Tensor:
-            promoted = torch.promote_types(value.dtype, weight)
-            return self.norm(value.to(promoted)).to(value.dtype)
-
-    fused_and_right(Mixed(), torch.randn(5, 7, 96, dtype=x))
 
 
 def test_every_fresh_buffer_is_poisoned(poisoned: list[int]) -> None:
