@@ -34,7 +34,6 @@ from .planning import (
     check_layout,
     check_time,
     plans_of,
-    predicted,
     setting_in_force,
     tuned,
     with_contiguous,
@@ -345,7 +344,7 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     if loops is not merged:
         show(f"{strategy.name}.txt", loops, strategy.form)
     traffic = step("cost", cost.traffic, loops, schedule.partials, copied, _joined(region))
-    takes = step("cost", predicted, lowered, loops, strategy, schedule, facts, traffic, device)
+    takes = step("cost", strategy.predict, lowered, loops, schedule, facts, traffic, device)
     return RegionPlan(
         key, region, across, lowered, merged, strategy, loops, facts, schedule, traffic, device, takes
     )

@@ -318,19 +318,6 @@ def improved(
     return by_time.improved(strategy.space(facts, device, schedule, False), facts, us)
 
 
-def predicted(
-    lowered: LoopProgram,
-    loops: LoopProgram,
-    strategy: Strategy,
-    schedule: Plan,
-    facts: Facts,
-    traffic: cost.Traffic,
-    device: DeviceInfo,
-) -> Expected:
-    """The predicted times of loops by a strategy, and of Inductor's kernels for the loops as lowered."""
-    return strategy.predict(lowered, loops, schedule, facts, traffic, device)
-
-
 def check_layout(
     region: Region, merged: LoopProgram, across: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -390,8 +377,8 @@ def tuned(plan: RegionPlan, label: str, strategies: Sequence[Strategy], runner: 
         return plan
     runner.show("tuned.txt", f"{found.tuning}\n{found.schedule}")
     traffic = dataclasses.replace(plan.traffic, workspace=workspace)
-    takes = predicted(
-        plan.lowered, found.loops, found.strategy, found.schedule, found.facts, traffic, plan.device
+    takes = found.strategy.predict(
+        plan.lowered, found.loops, found.schedule, found.facts, traffic, plan.device
     )
     # It was measured to take no longer than the schedule of the prediction before.
     fused_us = min(takes.fused_us, plan.expected.fused_us)

@@ -348,7 +348,7 @@ class Way:
 
 def in_chunks(facts: RowFacts, device: DeviceInfo, split_size: int) -> Plan:
     """Chunks wherever they save a lane."""
-    with mock.patch.multiple(persistent, CHUNK_SAVING=0.01, LEAST_CHUNK=32):
+    with mock.patch.multiple(persistent, LEAST_CHUNK=32):
         return persistent.choose(facts, device, split_size)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-import sympy
 import torch
 
 from ..inductor.config import fuses_both_orders
@@ -28,18 +27,16 @@ from ..ir.program import (
 )
 from .device import DeviceInfo
 from .kernel_time import Kind, Times
-from .layout import offsets, sizes_of
 from .plan import next_power_of_2
 from .work import Access, Work, accesses, computing, total
 
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
-MIXED_ROWS, MIXED_NUMEL, MIXED_COLS, MIXED_READS = 4096, 5 * 2**20, 16384, 10
+MIXED_NUMEL = 5 * 2**20  # elements, from which on Inductor's own fusion takes a pair
 TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
 BLOCK = 1024  # elements of a program of a kernel without rows
-ROW_LANES = 256  # of narrower rows, a program of a kernel that keeps whole rows has several
-# `InductorChoices.reduction_split_factor` divides a sum of more rows than the first for fewer results to a
-# multiprocessor than the second, and one of more rows and columns than the third for fewer than the fourth.
-FEW_ROWS, OUTPUTS, FEW_ELEMENTS, FEW_OUTPUTS = 128, 64, 8192, 2
+# `InductorChoices.reduction_split_factor` divides a sum of more elements than the first, for fewer results to
+# a multiprocessor than the second: of elements across memory, and along it.
+FEW_ACROSS, FEW_ALONG = (128, 64), (8192, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,20 +98,25 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
     blocks = rows * cols * outside // BLOCK + 1
     if over_rows:
         if last.kind is AxisClass.COMMON:
-            divided = rows * cols > FEW_ELEMENTS and outside < FEW_OUTPUTS * device.num_sm
+            divided = is_divided(rows * cols, outside, True, device)
         else:
-            divided = rows > FEW_ROWS and cols * outside < OUTPUTS * device.num_sm
+            divided = is_divided(rows, cols * outside, False, device)
         sums = sum(row.symbol in s.axes for s in reductions)
         return Kernel(Kind.COLUMNS, work, blocks, 1 + divided * sums, moves)
     if not reductions:
         return Kernel(Kind.POINTWISE, work, blocks, 1, moves)
     if cols <= PERSISTENT_COLS:
-        programs = rows * outside * min(ROW_LANES, next_power_of_2(cols)) // ROW_LANES
-        return Kernel(Kind.ROWS, _in_lanes(work, cols), max(1, programs), 1, moves)
+        return Kernel(Kind.ROWS, _in_lanes(work, cols), rows * outside, 1, moves)
     above = nest.reductions_above()
     passes = 1 + max(above[s.name] for s in reductions)
     passes += any(isinstance(s, Store) and last.symbol in s.index.free_symbols for s in nest.statements)
     return Kernel(Kind.LOOPED, dataclasses.replace(work, l2=work.l2 * passes), rows * outside, 1, moves)
+
+
+def is_divided(elements: int, results: int, along: bool, device: DeviceInfo) -> bool:
+    """Whether Inductor has two kernels for a sum of so many elements, for so many results."""
+    few_elements, few_results = FEW_ALONG if along else FEW_ACROSS
+    return elements > few_elements and results < few_results * device.num_sm
 
 
 def _in_lanes(work: Work, cols: int) -> Work:
@@ -170,35 +172,22 @@ def _by_dependence(program: LoopProgram, nest: Nest) -> tuple[Nest | None, Nest 
 
 
 def _is_mixed(program: LoopProgram) -> bool:
-    """Whether Inductor's own fusion takes both nests."""
+    """Whether Inductor's own fusion takes both nests: that of rows, and float32 sums of the same tensors over
+    the rows."""
     row, last = program.tile_axes
     rows, cols = program.hint(row.size), program.hint(last.size)
     first, second = program.nests
-    loads = [[s for s in nest.statements if isinstance(s, Load)] for nest in program.nests]
-    reads = [{s.buffer for s in found} for found in loads]
-    full = {row.symbol, last.symbol}
-    inner = [s for s in first.statements if isinstance(s, Reduce)]
-    needed = closure(first.statements, inner)
-    outer = [s for s in second.statements if isinstance(s, Reduce)]
+    read = {s.buffer for s in second.statements if isinstance(s, Load)}
+    common = (s for s in first.statements if isinstance(s, Load) and s.buffer in read)
+    sums = (s for s in second.statements if isinstance(s, Reduce))
     return (
         fuses_both_orders(rows, cols)
-        and bool(inner)
-        and any(s.buffer in reads[1] and full <= s.index.free_symbols for s in loads[0])
+        and rows * cols >= MIXED_NUMEL
         and last.kind is AxisClass.COLUMN
         and program.axis(AxisClass.BATCH) is None
-        and rows >= MIXED_ROWS
-        and rows * cols >= MIXED_NUMEL
-        and cols <= MIXED_COLS
-        and len(reads[0] | reads[1]) <= MIXED_READS
-        and all(s.kind.name == "sum" and s.dtype == torch.float32 for s in outer)
-        and all(_is_plain(program, s.index) for s in needed if isinstance(s, Load))
+        and any({row.symbol, last.symbol} <= s.index.free_symbols for s in common)
+        and all(s.kind.name == "sum" and s.dtype == torch.float32 for s in sums)
     )
-
-
-def _is_plain(program: LoopProgram, index: sympy.Expr) -> bool:
-    """Whether the second column is next to the first, or the same; Inductor looks at no others."""
-    first, second = offsets(index.xreplace(dict(program.hints)), sizes_of(program), (1, 2))
-    return second - first in (0, 1)
 
 
 def _mixed(program: LoopProgram, nests: tuple[Nest, Nest]) -> Kernel:

@@ -41,7 +41,6 @@ FULL_REGISTERS = 278
 # The least rows per tile times parts for which `num_stages` of 4 pays: exchanges take longer then.
 RECORDS_FOR_4_STAGES = 32
 WARPS_PER_SM = 8
-PER_THREAD = 32  # elements of a tile, at most
 MAX_PARTS = WARP  # a slot for each lane of a warp
 MOST_STAGES = MAX_STAGES - 1  # as with several programs per multiprocessor
 SPILLED_REGISTERS = 292  # estimated; 255 by ptxas, and rarely more than 100 bytes spilled
@@ -74,8 +73,6 @@ def layouts(facts: RowFacts, device: DeviceInfo) -> list[Plan]:
     """A plan for each way to divide an iteration's tile into rows and parts; the best guess first."""
     # Not scaled by the bandwidth: a longer iteration hides the exchange better.
     elements = elements_of(TILE_BYTES, facts.loads.staged_bytes)
-    # If only one narrow tensor streams in: no more elements per thread than were measured.
-    elements = min(elements, PER_THREAD * WARPS_PER_SM * device.warp_size)
     # Smaller tiles hide less: only for rows that no program holds, or where loads of several
     # widths take the registers. LayerNorm 16384x6144 under autocast: 376 us, Inductor's kernels 500 us.
     halved = facts.cols > MAX_COLS or facts.loads.mixed
@@ -180,7 +177,7 @@ def _schedule(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int, de
     stages = max(1, min(pays, 1 + device.shared_memory // max(1, staged)))
     groups = min(per_sm * device.num_sm // parts, math.ceil(facts.rows / tile.xblock))
     num_splits = max(1, groups // facts.phase.period) * facts.phase.period
-    second = final(num_splits, r0_block, facts.cols * facts.batch, device)
+    second = final(num_splits, r0_block, device)
     return Plan(
         (
             Walk(split=num_splits, tile=tile.xblock, period=facts.phase.period),

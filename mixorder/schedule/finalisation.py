@@ -10,12 +10,6 @@ from .plan import Plan, next_power_of_2, shifted
 FINAL_BLOCKS = (16, 8)  # columns of a finalising program: 8 fp32 partials still fill a sector of 32 bytes
 FINAL_WARPS = (4, 8)
 FINAL_PER_THREAD = 32  # partials, at most. Beyond that: more warps, then narrower blocks
-WIDE_BLOCKS = (128, 64, 32)  # where there are far more columns than that
-WIDE_WARPS = (1, 2, *FINAL_WARPS)
-MANY = 32  # programs for each multiprocessor: a million programs of 16 columns took 634 us on an H200
-# The same where one program of the main kernel has all rows, so that nothing is added up. H100, both kernels,
-# blocks of 16 and 128: 126,080 columns 45.4 and 41.1 us, 153,664 columns 37.7 and 32.3.
-ALONE = 4
 
 
 def most_partials(device: DeviceInfo) -> int:
@@ -23,14 +17,12 @@ def most_partials(device: DeviceInfo) -> int:
     return device.registers // FINAL_BLOCKS[-1]
 
 
-def final(num_splits: int, r0_block: int, columns: int, device: DeviceInfo) -> tuple[int, int]:
-    """Block and warps for a number of partials of each of `columns` columns, of all batch indices together:
-    the widest block that leaves `MANY` programs and then the fewest warps, that hold them."""
+def final(num_splits: int, r0_block: int, device: DeviceInfo) -> tuple[int, int]:
+    """Block and warps for a number of partials of each column: the widest block, and then the fewest warps,
+    that hold them."""
     partials = next_power_of_2(num_splits)
-    programs = device.num_sm * (MANY if num_splits > 1 else ALONE)
-    wide = [b for b in WIDE_BLOCKS if b <= r0_block and columns >= b * programs]
-    for block in (*wide, *FINAL_BLOCKS):
-        for warps in WIDE_WARPS if block in wide else FINAL_WARPS:
+    for block in FINAL_BLOCKS:
+        for warps in FINAL_WARPS:
             if partials * block <= FINAL_PER_THREAD * warps * device.warp_size:
                 return min(block, r0_block), warps
     return min(FINAL_BLOCKS[-1], r0_block), FINAL_WARPS[-1]

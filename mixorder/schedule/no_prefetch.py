@@ -30,14 +30,14 @@ MANY_PROGRAMS = 32
 # 49 at 147 indices 400 -> 108 us, 1024 at 294 158 -> 74, 12544x486 137 -> 46 and 39 -> 21, 64 rows of 2209 at
 # 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed tensors 126 -> 52 and 122 -> 34. Of
 # 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
-STALLED_WARPS, NARROW_ELEMENTS, AGAINST_ELEMENTS = 24, 8, 16
+STALLED_WARPS, STALLED_ELEMENTS = 24, 8
 # The same of tiles in which a tensor lies along the rows: with fewer rows than fill a sector, each element
 # moves one. H200, 1, 2, 4, 8 and 16 rows: 50176x256 in fp32 246, 131, 80, 62 and 71 us, 12544x512 125, 74,
 # 58, 48 and 56; in bf16 315, 160, 91, 71 and 58 (32 rows: 64). 16 elements of a thread: 88 for 74, 61 for 50.
 # Where all that is read lies so, 8 and 16 rows: 12544x384 43 and 39 us, 50176x192 61 and 49, 200704x128 142
 # and 124; loaded ahead 67, 70 and 267. Where it lies both ways, rows of 192 and 160 in chunks, loaded ahead,
 # 8 rows: 60 and 21 us, as whole rows 98 and 45.
-SECTOR_WARPS, SECTOR_ELEMENTS, ALONG_ROWS = 16, 32, 16
+SECTOR_ELEMENTS, ALONG_ROWS = 32, 16
 
 
 def without_prefetch(
@@ -86,12 +86,11 @@ def _with_many_warps(facts: RowFacts, tile: Tile, lanes: int, device: DeviceInfo
     """Small tiles without loading ahead; where tensors lie along the rows, of as many as fill a sector."""
     if facts.lies.sector_rows > 1:
         xblock = facts.lies.sector_rows if facts.lies.both_ways else max(facts.lies.sector_rows, ALONG_ROWS)
-        per_thread, warps_of_sm, most = SECTOR_ELEMENTS, SECTOR_WARPS, device.max_warps
+        per_thread, most = SECTOR_ELEMENTS, device.max_warps
     else:
-        xblock, most = tile.xblock, 1
-        warps_of_sm, per_thread = STALLED_WARPS, NARROW_ELEMENTS if facts.loads.narrow else AGAINST_ELEMENTS
+        xblock, per_thread, most = tile.xblock, STALLED_ELEMENTS, 1
     most_rows = per_thread * device.warp_size * most // lanes
     xblock = min(xblock, floor_power_of_2(most_rows), floor_power_of_2(facts.rows))
     warps = xblock * lanes // (per_thread * device.warp_size)
     num_warps = max(1, min(device.max_warps, floor_power_of_2(warps)))
-    return Tile(xblock, num_warps, 1), max(1, warps_of_sm // num_warps)
+    return Tile(xblock, num_warps, 1), max(1, STALLED_WARPS // num_warps)

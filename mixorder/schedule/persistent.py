@@ -11,7 +11,7 @@ import functools
 import math
 
 from ..errors import Decline, DeclineReason
-from ..ir.hardware import ACCESS, MAX_REGISTERS
+from ..ir.hardware import ACCESS, MAX_REGISTERS, SECTOR
 from .device import DeviceInfo
 from .facts import ASYNC_BYTES, RowFacts
 from .finalisation import final, most_partials
@@ -43,8 +43,7 @@ MIN_WARPS_PER_SM = 8
 # At most. With many, a row spans few warps, and its reductions need few barriers.
 ELEMENTS_PER_THREAD = 32
 LEAST_STAGES = 3  # row tiles in use or in flight
-# The least share of the lanes of a single tile that chunks must save to be used, and columns of a chunk.
-CHUNK_SAVING, LEAST_CHUNK = 0.25, 512
+LEAST_CHUNK = 512  # columns
 
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
 MOST_CHUNKS = 8  # each has its own code
@@ -54,16 +53,13 @@ MOST_CHUNKS = 8  # each has its own code
 # 4096 lanes 271 -> 185. Two tensors, 16384 rows: 41 -> 45 and 40 -> 41. 6144 columns in 3 chunks 451, by
 # programs that share rows 362.
 NARROWED_CHUNK, MAX_NARROWED = 256, 4096
-# Elements of a thread, warps of a multiprocessor, stages and estimated registers at most, where rows are only
-# added up and a single program would have a multiprocessor, or too few registers. A program then has no more
-# warps than a row fills. H100, one program of 8 or 16 warps before: 12544x768 25.1 -> 19.3 us, 4096x720 of
-# three pieces 16.2 -> 12.0, 3136x768 of two 13.5 -> 10.7, 12544x1152 30.0 -> 27.8, 16384x256 14.1 -> 13.3; 32
-# of 216 and 248 registers: 16384x4096 235 -> 184, 37120x768 120 -> 95.
-SUM_ELEMENTS, SUM_WARPS, SUM_STAGES, SUM_REGISTERS = 32, 8, 4, 225
-MIN_CHUNK = 32  # columns: 64 bytes in bf16, two sectors
-MIN_BLOCK_BYTES = 64  # of a row: two sectors
+# Estimated registers of a thread at most, where rows are only added up; with more, or where a single program
+# would have a multiprocessor, a program has no more warps than a row fills. H100, one program of 8 or 16
+# warps before: 12544x768 25.1 -> 19.3 us, 4096x720 of three pieces 16.2 -> 12.0, 3136x768 of two 13.5 ->
+# 10.7, 12544x1152 30.0 -> 27.8, 16384x256 14.1 -> 13.3; 32 of 216 and 248 registers: 16384x4096 235 -> 184,
+# 37120x768 120 -> 95.
+SUM_REGISTERS = 225
 MAX_BLOCK = 2048  # columns; wider rows are divided wherever they can be
-BLOCK_SAVING = 1 / 8  # of the lanes of a whole row, at least, for blocks of narrower rows
 BLOCK_SLACK = 1 / 16  # more lanes than the fewest, at most, for a wider block
 LIGHT_WORDS = 4  # held per element, at most, for tiles of half as many rows and one stage more
 WIDE_ROW = 8192  # bytes loaded per row
@@ -102,7 +98,7 @@ def layouts(facts: RowFacts) -> tuple[tuple[int, int], ...]:
     found = [(size, 1)]
     while (
         facts.phase.period == 1
-        and (size := size // 2) >= MIN_CHUNK
+        and (size := size // 2) >= _two_sectors(facts)
         and (chunks := -(-facts.cols // size)) <= MOST_CHUNKS
     ):
         if chunks * size < found[-1][0]:
@@ -116,8 +112,7 @@ def lanes_of(facts: RowFacts) -> tuple[int, int]:
     narrowed = (NARROWED_CHUNK, MAX_REGISTERS)
     least, most = narrowed if _is_narrowed(facts) else (LEAST_CHUNK, NOT_SPILLED)
     for lanes, chunks in reversed(others):
-        worth = lanes <= (1 - CHUNK_SAVING) * first[0] and lanes // chunks >= least
-        if worth and registers_of(facts, chunks * _per_chunk(facts), chunks) <= most:
+        if lanes // chunks >= least and registers_of(facts, chunks * _per_chunk(facts), chunks) <= most:
             return lanes, chunks
     return first
 
@@ -135,20 +130,22 @@ def _per_chunk(facts: RowFacts) -> int:
     return ACCESS // facts.loads.widest_bytes if _is_narrowed(facts) else facts.per_access
 
 
+def _two_sectors(facts: RowFacts) -> int:
+    """Columns of the narrowest full tensor."""
+    return 2 * SECTOR // facts.item_bytes
+
+
 @functools.cache
 def block_of(facts: RowFacts) -> int:
     """The columns of a block, for programs that need not have a whole row: the widest of those with almost
     the fewest idle lanes. All columns where no divisor makes a good block."""
     access = facts.per_access
-    least = max(access, MIN_BLOCK_BYTES // facts.item_bytes)
     most = min(BUSY_BLOCK if _is_computing(facts) else MAX_BLOCK, facts.cols)
-    widths = range(-(-least // access) * access, most + 1, access)
+    widths = range(_two_sectors(facts), most + 1, access)
     lanes = {n: next_power_of_2(n) * (facts.cols // n) for n in widths if facts.cols % n == 0}
     if not lanes:
         return facts.cols
-    fewest = min(lanes.values())
-    divided = facts.cols > most or fewest <= (1 - BLOCK_SAVING) * next_power_of_2(facts.cols)
-    return max(n for n in lanes if lanes[n] <= (1 + BLOCK_SLACK) * fewest) if divided else facts.cols
+    return max(n for n in lanes if lanes[n] <= (1 + BLOCK_SLACK) * min(lanes.values()))
 
 
 def choose(
@@ -184,8 +181,7 @@ def choose(
         # RMSNorm 69 -> 73% of the limit, LayerNorm 64 -> 67%.
         num_splits *= 2 if num_splits % period and 2 * num_splits % period == 0 else 1
     num_splits = (-(-num_splits // period) if split_size else max(1, num_splits // period)) * period
-    columns = facts.cols * facts.batch
-    second = final(num_splits, next_power_of_2(facts.cols), columns, device)
+    second = final(num_splits, next_power_of_2(facts.cols), device)
     registers = _most_registers(facts, tile.num_warps * per_sm, device)
     dependent = device.overlaps and facts.final.numbered
     return Plan(
@@ -272,15 +268,15 @@ def _only_sums(facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: Dev
 
 def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
     """A tile of as few warps as a row fills, and the programs that share a multiprocessor."""
-    elements, stages = SUM_ELEMENTS, SUM_STAGES
+    elements, stages = ELEMENTS_PER_THREAD, MAX_STAGES - 1
     while elements > facts.per_access and registers_of(facts, elements, 1) > SUM_REGISTERS:
         elements //= 2
-    least = SUM_WARPS // (PROGRAMS_PER_SM * facts.batch)
+    least = MIN_WARPS_PER_SM // (PROGRAMS_PER_SM * facts.batch)
     num_warps = min(device.max_warps, max(1, least, lanes // (elements * device.warp_size)))
     xblock = max(1, elements * num_warps * device.warp_size // lanes)
     while xblock > 1 and -(-facts.rows // xblock) * facts.batch < device.num_sm:
         xblock //= 2
-    per_sm = max(1, SUM_WARPS // num_warps)
+    per_sm = max(1, MIN_WARPS_PER_SM // num_warps)
     while stages > 1 and not _fits_ahead(facts, per_sm * xblock * lanes, stages - 1, device):
         stages -= 1
     return Tile(xblock, num_warps, stages), per_sm

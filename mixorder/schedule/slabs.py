@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 import sympy
@@ -31,10 +30,7 @@ from ..ir.program import (
     Reduce,
     Statement,
     Store,
-    Value,
-    behind,
     closure,
-    operands,
 )
 from . import baseline
 from .cost import Traffic
@@ -46,26 +42,24 @@ from .predicted import Expected, beside
 from .work import ADDRESS, DIVISION, Work, computing
 
 ELEMENTS = 4096  # of a tile
-COLUMNS = 64  # of a tile, where memory is contiguous along an axis that is kept: a line of half precision
-LONGEST, SHORTEST = 4096, 64  # elements of a tile along a contiguous axis that is reduced
+# Of a tile, where memory is contiguous along an axis that is kept, a line of half precision; at least so many
+# where that axis is reduced.
+COLUMNS = 64
 ALONE, LONG = 256, 1024  # elements of a row, from which on a tile has rows of one channel, and only one row
 IDLE = 1.35  # lanes of a longer tile, over those of any, that are as good
 WARPS = 4
 PER_THREAD = 8  # elements, at least
 PROGRAMS = 4  # of the first kernel, for each multiprocessor
-RESULT_WARPS = 4
 RESULTS = 4096  # partial sums of a program of the second kernel, at most
 GROUP_RESULTS = 1024  # as many as it prefers where the contiguous axis is reduced
 IN_FLIGHT = 4  # bytes of all tensors for an element, up to which the first kernel loads the next tile early
 RESULT_COLUMNS = 32  # of such a program, at most
-END_COLUMNS = 8  # of a program of the fourth kernel: a sector
 # Of kernels that sum contiguous rows: microseconds until the first program has a tile, and from the last tile
 # to the sums; bytes that L2 still has for the third kernel; and how much longer tiles take that are not read
 # in wide accesses along their rows: of tensors that lie along another axis, or of several narrow rows. H100,
 # fitted to the 33 subgraphs of a draw; the median error in two others is 5 and 7%, without these 12 and 14%.
 FILL_US, WARM_BYTES, UNEVEN = 2.5, 16e6, 2.0
 NARROW_BYTES = 8  # rows of a multiple are read in accesses of as many
-READ = 4  # tensors: Inductor stores what is computed from more, for several users (`realize_reads_threshold`)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +184,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     walks[outer] = Walk(split=splits, unroll=unroll, tile=extents[outer] // unroll)
     results = _results(facts, splits)
     order = Order(backwards=True)
-    second = SecondStage(results[-1], RESULT_WARPS)
+    second = SecondStage(results[-1], WARPS)
     ends = _ends(facts, extents) if facts.ends else ()
     totals = Applied(extents, warps, results, programs < most_programs, ends)
     return Plan(tuple(walks), Launch(warps, stages), second, totals, order)
@@ -223,7 +217,7 @@ def tile_of(facts: SlabFacts) -> tuple[int, ...]:
 
 def _least_idle(size: int) -> int:
     """The longest part of a row, of those that leave nearly as few lanes idle as any."""
-    lengths = [2**n for n in range(LONGEST.bit_length() - 1, SHORTEST.bit_length() - 2, -1)]
+    lengths = [2**n for n in range(ELEMENTS.bit_length() - 1, COLUMNS.bit_length() - 2, -1)]
     lanes = {n: -(-size // n) * n for n in lengths}
     return next(n for n in lengths if lanes[n] <= IDLE * min(lanes.values()))
 
@@ -254,7 +248,7 @@ def _results(facts: SlabFacts, splits: int) -> tuple[int, ...]:
 def _ends(facts: SlabFacts, applied: tuple[int, ...]) -> tuple[int, ...]:
     """The fourth kernel's tile, along the parts and each axis of its sums: the columns of a sector."""
     extents = [1] * len(facts.ends)
-    extents[-1] = min(END_COLUMNS, next_power_of_2(facts.ends[-1]))
+    extents[-1] = min(SECTOR // 4, next_power_of_2(facts.ends[-1]))
     return min(RESULTS // extents[-1], next_power_of_2(_parts(facts.sizes, facts.in_ends, applied))), *extents
 
 
@@ -342,7 +336,7 @@ def expected_of_slabs(
         kind = Kind.COLUMNS if of_rows else Kind.POINTWISE
         return launch + small + times.us(kind, one, device) + times.us(Kind.POINTWISE, other, device)
 
-    others = _inductors(lowered, loops, facts, sums, _computed_again(loops), device)
+    others = _inductors(loops, facts, sums, _computed_again(loops), device)
     ours_us = ours(sums, applied), ours(sums.idle(), applied.idle())
     return beside(others, ours_us, len(loops.nests), moved, device, times)
 
@@ -379,19 +373,17 @@ def _computed_again(loops: LoopProgram) -> Work:
 
 
 def _inductors(
-    lowered: LoopProgram, loops: LoopProgram, facts: Facts, sums: Work, applied: Work, device: DeviceInfo
+    loops: LoopProgram, facts: Facts, sums: Work, applied: Work, device: DeviceInfo
 ) -> list[baseline.Kernel]:
     """Inductor's kernels. It has one of all where it does not divide the sums, and nothing else is reduced
-    before the elements: that reads them again from L2. First come those of values that it stores."""
+    before the elements: that reads them again from L2. Last comes that of sums over the elements."""
     assert isinstance(facts, SlabFacts)
     blocks = facts.numel // baseline.BLOCK + 1
     second, outputs = loops.nests[1], {b.name for b in loops.role(BufferRole.OUTPUT)}
     handed = [s for s in second.body if isinstance(s, Store) and s.buffer not in outputs]
     between = {a for s in closure(second.body, handed) if isinstance(s, Reduce) for a in s.axes}
     in_rows = len(facts.sizes) - 1 in facts.summed
-    outputs_a_sm = baseline.FEW_OUTPUTS if in_rows else baseline.OUTPUTS
-    few = baseline.FEW_ELEMENTS if in_rows else baseline.FEW_ROWS
-    divided = facts.rows > few and facts.cols < outputs_a_sm * device.num_sm
+    divided = baseline.is_divided(facts.rows, facts.cols, in_rows, device)
     if any(isinstance(s, PartialAccumulate) and s.moments for s in loops.nests[0].body):
         return _of_statistics(facts, sums, applied, device)
     if len(between) == 1 and not divided:
@@ -399,14 +391,13 @@ def _inductors(
         return [baseline.Kernel(Kind.LOOPED, applied + read, facts.cols, 1, ())]
     reductions = sum(isinstance(s, PartialAccumulate) for s in loops.nests[0].body)
     more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - 1
-    before, (sums, applied) = _storing(lowered, loops, (sums, applied))
-    others = _other_sums(loops)
+    stored = {s.buffer for s in full(loops.nests[2]) if isinstance(s, Store)}
+    added_up = baseline.total(loops, baseline.moved_once(loops, stored))
     return [
-        *[baseline.Kernel(Kind.POINTWISE, work, blocks, 1, ()) for work in before],
         baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + divided * reductions, ()),
         *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
         baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
-        *[baseline.Kernel(Kind.COLUMNS, work, blocks, 2, ()) for work in others],
+        *[baseline.Kernel(Kind.COLUMNS, added_up, blocks, 2, ())] * (len(loops.nests) > 3),
     ]
 
 
@@ -416,7 +407,7 @@ def _of_statistics(facts: SlabFacts, sums: Work, applied: Work, device: DeviceIn
     three divisions, and adds up the parts in two kernels."""
     length = facts.rows * math.prod(facts.results.sizes[i] for i in facts.results.reduced)
     blocks = facts.numel // baseline.BLOCK + 1
-    divided = length > baseline.FEW_ELEMENTS and facts.numel // length < baseline.FEW_OUTPUTS * device.num_sm
+    divided = baseline.is_divided(length, facts.numel // length, True, device)
     if divided:
         elements = sums.dram / facts.item_bytes
         places = (ADDRESS + 3 * DIVISION) * elements
@@ -425,56 +416,3 @@ def _of_statistics(facts: SlabFacts, sums: Work, applied: Work, device: DeviceIn
         baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + 2 * divided, ()),
         baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
     ]
-
-
-def _other_sums(loops: LoopProgram) -> list[Work]:
-    """The work of Inductor's kernels for what the third nest adds up: those of operands, which it reads once
-    more, and those of elements that it has stored."""
-    third = loops.nests[2]
-    partials = [s for s in third.body if isinstance(s, PartialAccumulate)]
-    totals = behind(third.body, [s for s in third.body if isinstance(s, Load) and _is_handed(loops, s)])
-    of_operands = [s for s in partials if s.value.name not in totals]
-    found = [_work(loops, Nest(third.loops, closure(third.body, of_operands)))] if of_operands else []
-    if len(of_operands) < len(partials):
-        stored = {s.buffer for s in full(third) if isinstance(s, Store)}
-        found.append(baseline.total(loops, baseline.moved_once(loops, stored)))
-    return found
-
-
-def _is_handed(loops: LoopProgram, load: Load) -> bool:
-    """Whether a value comes from the second nest."""
-    return loops.buffer(load.buffer).role is BufferRole.WORKSPACE
-
-
-def _storing(
-    lowered: LoopProgram, loops: LoopProgram, works: Sequence[Work]
-) -> tuple[list[Work], list[Work]]:
-    """The work of kernels for values that Inductor stores, since it computes several others from each, and
-    each from many tensors; and that of the sums and of the elements, which then read these values."""
-    nest, (first, _, third, *_) = lowered.nests[0], loops.nests
-    deps, every = nest.dependence(), {axis.symbol for axis in nest.loops}
-    users = Counter(name for stmt in nest.body for name in set(operands(stmt)))
-    read, sizes, stored = dict[str, frozenset[str]](), dict[str, int](), list[Work]()
-
-    def moving(names: Iterable[str], size: float = 0) -> Work:
-        """Of what some values are computed from, and of bytes that are written."""
-        size += sum(sizes[place] for place in frozenset[str]().union(*(read[name] for name in names)))
-        return Work(size, size, 0, size / ACCESS)
-
-    for stmt in (s for s in nest.body if isinstance(s, Value)):
-        dtype = lowered.buffer(stmt.buffer).dtype if isinstance(stmt, Load) else stmt.dtype
-        elements = math.prod(sizes_of(lowered, (a for a in nest.loops if a.symbol in deps[stmt.name])))
-        sizes[stmt.name] = elements * dtype.itemsize
-        read[stmt.name] = frozenset[str]().union(*(read[name] for name in operands(stmt)))
-        is_stored = every <= deps[stmt.name] and users[stmt.name] > 1 and len(read[stmt.name]) > READ
-        if is_stored:
-            stored.append(moving([stmt.name], sizes[stmt.name]))
-        if is_stored or not isinstance(stmt, Compute):
-            read[stmt.name] = frozenset({stmt.name})
-    found = list[Work]()
-    for part, work in zip((first, third), works, strict=True):
-        roots = [s.value.name for s in part.body if isinstance(s, Store | PartialAccumulate)]
-        written = {s.buffer for s in full(part) if isinstance(s, Store)}
-        moves = moving(roots, sum(access.touched for access in baseline.moved_once(loops, written)))
-        found.append(dataclasses.replace(moves, instructions=work.instructions))
-    return stored, found if stored else list(works)

@@ -22,10 +22,9 @@ from .kernel_time import TIMES, Kind, Times
 from .plan import next_power_of_2
 from .work import Work
 
-# Elements of the second kernel's tile along the dim that is contiguous in the graph, and along the others, by
-# whether they have one byte. H200, four results of 2 MB, in bytes: 64x64 9.4 us, 128x64 8.8, 128x128 8.6; two
-# in float32, 32x32 6.1 and others 6.1 to 6.8.
-BYTES, WIDER = (128, 64), (32, 32)
+# Elements of the second kernel's tile along the dim that is contiguous in the graph, and along the others.
+# H200, four results of 2 MB, in bytes: 64x64 9.4 us, 128x64 8.8, 128x128 8.6; two in float32 6.1 to 6.8.
+PLACED = (128, 64)
 REQUEST_US = 8e-6  # of a request to L2 for a part of a line
 # Of the time that memory takes at least. A launch more takes 5 us of a processor, which the prediction for
 # the GPU does not have.
@@ -62,8 +61,8 @@ class Small:
     def placing_tile(self, sizes: Sequence[int]) -> tuple[int, int]:
         """The second kernel's tile."""
         inner, *others = (sizes[place] for place in self.places)
-        sides = BYTES if self.item_bytes == 1 else WIDER
-        return min(sides[0], next_power_of_2(inner)), min(sides[1], next_power_of_2(math.prod(others)))
+        lengths = next_power_of_2(inner), next_power_of_2(math.prod(others))
+        return min(PLACED[0], lengths[0]), min(PLACED[1], lengths[1])
 
     def num_bytes(self, sizes: Sequence[int]) -> int:
         return self.item_bytes * math.prod(sizes[place] for place in self.places)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from ..errors import Decline, DeclineReason
-from ..ir.hardware import LINE, SECTOR, WARP
+from ..ir.hardware import LINE, MAX_THREADS, SECTOR, WARP
 from ..ir.program import (
     Axis,
     AxisClass,
@@ -51,23 +51,20 @@ PER_THREAD_OF_NORM = 16
 # Elements of a thread, up to which casts to one byte make words of columns. With 128, as 1x128 both ways has,
 # sm_90 gets the same instructions without this. For sm_100, ptxas spills 96 bytes instead of 64.
 MOST_WORDS = 64
-MOST_WARPS = 16
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 # H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
 # 242, 232 and 233. Tiles that write whole lines take 1% more. Where all tiles of some rows move less, L2
 # still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and without:
 # 16384x4096 2.6 MB, 285 and 273; 131072x7168 4.6 MB, 3884 and 3943; 8192x28672 18 MB, 993 and 1234.
 BAND, BAND_BYTES = 16, 4e6
-# Staged tiles with more to compute are 32x128 in bands of 8, in place of 64x64. H200, percent of the limit,
+# Staged tiles with more to compute are 32x128 in bands, in place of 64x64. H200, percent of the limit,
 # at 4096x4096, 16384x4096, 131072x7168 and 8192x28672: dSwiGLU 78.1 and 78.5, 80.6 and 82.9, 82.3 and 82.6,
 # 80.6 and 81.7, and without bands 77.2, 79.3, 81.1 and 81.7; behind a norm, without bands, 58.2 and 59.1,
 # 62.9 and 62.7, 62.9 and 63.7, 53.3 and 53.0. With little to compute, MXFP8 both ways, 32x256 elements: 84.1
 # and 83.9, 86.1 and 88.7, 84.3 and 77.4, 84.3 and 84.6.
-BAND_STAGED, WIDEST = 8, 256
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes
 TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
 TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
-LEAST_TURNED = 2**22  # elements; of fewer, Inductor's kernels without reductions were not timed
 
 
 def staged_results(program: LoopProgram, plan: Plan) -> dict[str, tuple[Axis, ...]]:
@@ -118,8 +115,7 @@ def _wide(facts: TileFacts, extents: Sequence[int]) -> list[int]:
     has whole blocks then, so that none waits for another one's."""
     wide = list(extents)
     if len(wide) == 4 and facts.whole == {1, 3} and facts.tensors.turned:
-        most = min(facts.sizes[2], WIDEST // wide[3])
-        wide[0], wide[2] = 1, max(wide[2], min(wide[0] * wide[2], most))
+        wide[0], wide[2] = 1, max(wide[2], min(wide[0] * wide[2], facts.sizes[2]))
     return wide
 
 
@@ -129,7 +125,7 @@ def _with_staging(plan: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
         return dataclasses.replace(plan, results=()).changed(dependent=False)
     band = plan.order.grouped
     if not facts.light and not plan.produced:
-        band = max(band, _band(facts, plan.extents, BAND_STAGED, 0))
+        band = max(band, _band(facts, plan.extents, 0))
     return through_workspace(plan, facts).changed(dependent=device.overlaps, grouped=band)
 
 
@@ -177,7 +173,7 @@ def _ordered(plan: Plan, facts: TileFacts) -> Plan:
     return dataclasses.replace(limited, layout=Layout(rows, cols, own <= MOST_WORDS))
 
 
-def _band(facts: TileFacts, extents: Sequence[int], band: int = BAND, least: float = BAND_BYTES) -> int:
+def _band(facts: TileFacts, extents: Sequence[int], least: float = BAND_BYTES) -> int:
     """Tiles along the first axis in a row, where several of them write one line of a transposed result, and
     all tiles of some rows move more than `least` bytes."""
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
@@ -185,10 +181,10 @@ def _band(facts: TileFacts, extents: Sequence[int], band: int = BAND, least: flo
     shortest = min(
         (_run(facts, extents, size, chain)[0] for size, chain in facts.tensors.chains), default=LINE
     )
-    if shortest >= LINE or len(several) != 2 or several[0] % band:
+    if shortest >= LINE or len(several) != 2 or several[0] % BAND:
         return 1
     moved = facts.numel * (facts.load_bytes + facts.tensors.store_bytes) / several[0]
-    return band if moved > least else 1
+    return BAND if moved > least else 1
 
 
 def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[int]) -> tuple[int, int]:
@@ -214,7 +210,7 @@ def warps_of(extents: Sequence[int], facts: TileFacts) -> int:
         each = PER_THREAD_OF_NORM
     elif whole > ELEMENTS or not facts.reductions:
         each = MOST_PER_THREAD if facts.tensors.loads <= 1 else MOST_PER_THREAD // 2
-    return max(1, min(MOST_WARPS, elements // WARP // each))
+    return max(1, min(MAX_THREADS // WARP, elements // WARP // each))
 
 
 def schedule_of(extents: Sequence[int], warps: int, facts: TileFacts) -> Plan:
@@ -231,7 +227,7 @@ def with_finalisation(plan: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
         detail = f"{plan.splits} partial results, at most {most_partials(device)} fit a program"
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
     cols = math.prod(n for i, n in enumerate(facts.sizes) if i not in facts.summed)
-    block, warps = final(plan.splits, next_power_of_2(cols), cols, device)
+    block, warps = final(plan.splits, next_power_of_2(cols), device)
     return plan.changed(block=block, warps=warps)
 
 
@@ -301,7 +297,6 @@ def _kernel_of(program: LoopProgram) -> baseline.Kernel:
     moves = tuple(baseline.moved_once(program, used))
     along_rows = facts.whole <= {len(facts.sizes) - 1}
     kind = Kind.POINTWISE if along_rows or facts.orders > 1 else Kind.COLUMNS
-    turned = facts.orders > 1 and (facts.whole or facts.numel >= LEAST_TURNED)
-    moved = sum(one.dram for one in moves) / (TURNED if turned else 1.0)
+    moved = sum(one.dram for one in moves) / (TURNED if facts.orders > 1 else 1.0)
     work = Work(moved, moved) + computing(program, nest, nest.body)
     return baseline.Kernel(kind, work, facts.numel // baseline.BLOCK + 1, 1, moves)

@@ -75,7 +75,7 @@ def test_any_schedule_is_launchable(
 ) -> None:
     """Also with chunks wherever they save a tenth of the lanes, and with what some rule asks for."""
     work = with_numbers(work, rows=rows, cols=cols, batch=batch, **{"widest_bytes": 2, **asked})
-    fewer_lanes = mock.patch.multiple(persistent, CHUNK_SAVING=0.1, LEAST_CHUNK=32)
+    fewer_lanes = mock.patch.multiple(persistent, LEAST_CHUNK=32)
     with fewer_lanes if in_chunks else nullcontext():
         schedule = choose(work, device)
         assert choose(work, device) == schedule
