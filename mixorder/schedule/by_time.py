@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .facts import RowFacts
-from .limits import MAX_STAGES
 from .no_prefetch import stalls
 from .plan import Plan
 from .space import Space
@@ -41,7 +40,7 @@ def improved(space: Space, facts: RowFacts, us: Callable[[Plan], float]) -> Plan
 
     best = space.start
     for _ in range(ROUNDS):
-        around = [s for s in space.near(best) if _can_run_well(s)]
+        around = [s for s in space.near(best) if s.chunks == 1 or s.tile_rows <= CHUNKED_ROWS]
         nearest = min([best, *around], key=time) if around else best
         if nearest == best:
             break
@@ -49,8 +48,3 @@ def improved(space: Space, facts: RowFacts, us: Callable[[Plan], float]) -> Plan
     if best != space.start and time(best) >= GAIN * time(space.start):
         return space.start
     return best
-
-
-def _can_run_well(plan: Plan) -> bool:
-    few_rows = plan.chunks == 1 or plan.tile_rows <= CHUNKED_ROWS
-    return few_rows and plan.launch.num_stages <= MAX_STAGES

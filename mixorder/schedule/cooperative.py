@@ -24,7 +24,7 @@ from .device import DeviceInfo
 from .facts import ALIGNMENT, REGISTER_OVERHEAD, Phase, RowFacts
 from .finalisation import final
 from .limits import MAX_STAGES, Tile, elements_of
-from .persistent import MAX_COLS
+from .persistent import ELEMENTS_PER_THREAD, MAX_COLS
 from .plan import Exchanged, Launch, Plan, SecondStage, Walk
 
 TILE_BYTES = 32 * 1024  # of rows, per multiprocessor and iteration: fewer do not hide the exchange
@@ -73,6 +73,8 @@ def layouts(facts: RowFacts, device: DeviceInfo) -> list[Plan]:
     """A plan for each way to divide an iteration's tile into rows and parts; the best guess first."""
     # Not scaled by the bandwidth: a longer iteration hides the exchange better.
     elements = elements_of(TILE_BYTES, facts.loads.staged_bytes)
+    # If only one narrow tensor streams in: no more elements per thread than were measured.
+    elements = min(elements, ELEMENTS_PER_THREAD * WARPS_PER_SM * device.warp_size)
     # Smaller tiles hide less: only for rows that no program holds, or where loads of several
     # widths take the registers. LayerNorm 16384x6144 under autocast: 376 us, Inductor's kernels 500 us.
     halved = facts.cols > MAX_COLS or facts.loads.mixed

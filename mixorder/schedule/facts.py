@@ -204,6 +204,11 @@ class RowFacts(Facts):
     exchange: Exchanged = Exchanged()
     final: Final = Final()
 
+    @property
+    def ahead_bytes(self) -> int:
+        """Shared memory for an element of a tile that is loaded ahead."""
+        return max(self.load_bytes, self.loads.staged_bytes)
+
 
 def facts_of(program: LoopProgram) -> RowFacts:
     """The facts of a merged program, or of one that a strategy has transformed."""

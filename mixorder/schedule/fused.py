@@ -32,11 +32,6 @@ BANK_CONFLICTS = 16
 # integers of 8 bytes beside bytes, 12544x2304: 161 us, predicted 70 without this, 154 with it.
 LINES_OF_ACCESS, WIDER = 8, 1.5
 
-# Of each copy, and of the time in which memory moves as many bytes. H200 and H100, copies of 198 kernels: 2.0
-# us for 1.5 predicted without this, 3.8 for 3.2, 11.1 for 8.6, 21.9 for 17.9, 53.2 for 47.6 (medians by
-# size).
-COPY_US, COPYING = 1.0, 1.2
-
 # Tiles of several rows, loaded in 4 bytes a thread at most: with so few programs on a multiprocessor, none
 # computes while another waits. 16 of 19 such plans took 1.3 to 3.5 times what was predicted without this
 # (H200). With 8 bytes, 5 of 32x10 at 32 indices take 2.0 us, predicted 3.2 with
@@ -162,9 +157,7 @@ class Fused:
     """Bytes of partial results."""
 
     copied: int
-    """Bytes of copied inputs."""
-
-    copies: int
+    """Bytes of copied inputs, and of results that are joined with others."""
 
     def us(self, device: DeviceInfo, times: Times) -> float:
         """Microseconds of all kernels."""
@@ -174,15 +167,8 @@ class Fused:
             + times.launch_us * (self.launches - 1)
             + self.main.us(device, times)
             + (times.us(Kind.FINAL, last, device, self.finalising) if self.finalising else 0.0)
-            + self._copying_us(device, times)
+            + (moving_us(2 * self.copied, device, times) - times.kernel_us if self.copied else 0.0)
         )
-
-    def _copying_us(self, device: DeviceInfo, times: Times) -> float:
-        """Microseconds of the copies, which store in another order than they load."""
-        if not self.copied:
-            return 0.0
-        moving = moving_us(2 * self.copied, device, times) - times.kernel_us
-        return COPY_US * self.copies + COPYING * moving
 
 
 def fused_kernels(loops: LoopProgram, plan: Plan, facts: RowFacts, moved: Traffic) -> Fused:
@@ -194,7 +180,6 @@ def fused_kernels(loops: LoopProgram, plan: Plan, facts: RowFacts, moved: Traffi
         finalising=0 if plan.finishes else facts.batch * -(-facts.cols // plan.second.block),
         workspace=moved.workspace,
         copied=moved.copied + moved.joined,
-        copies=copies,
     )
 
 
@@ -245,7 +230,7 @@ def _registers(plan: Plan, facts: RowFacts, elements: int) -> tuple[int, int]:
 def _resident(plan: Plan, facts: RowFacts, registers: int) -> int:
     """Programs that fit a multiprocessor of the measured device, by registers, warps and shared memory."""
     launch = plan.launch
-    staged = plan.tile_rows * plan.lanes * max(facts.load_bytes, facts.loads.staged_bytes)
+    staged = plan.tile_rows * plan.lanes * facts.ahead_bytes
     limits = (
         H200.registers // registers,
         H200.max_threads // (launch.num_warps * WARP),

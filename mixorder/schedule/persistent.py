@@ -317,4 +317,4 @@ def _stages(facts: RowFacts, elements: int, r0_block: int, per_sm: int, device: 
 def _fits_ahead(facts: RowFacts, elements: int, tiles: int, device: DeviceInfo) -> bool:
     """Whether shared memory has room for so many tiles of each load, of `elements` in all programs of a
     multiprocessor. Triton keeps one tile less there than there are stages."""
-    return tiles * elements * max(facts.load_bytes, facts.loads.staged_bytes) <= device.shared_memory
+    return tiles * elements * facts.ahead_bytes <= device.shared_memory

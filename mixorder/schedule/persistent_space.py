@@ -41,39 +41,29 @@ class PersistentSpace(Space):
         yield from final_neighbours(plan)
 
     def fits(self, plan: Plan) -> bool:
-        if plan.splits % plan.period or (plan.lanes, plan.chunks) not in layouts(self.facts):
-            return False
-        return self._in_range(plan) and self._fits(plan)
-
-    def _in_range(self, plan: Plan) -> bool:
-        rows, launch, second = plan.tile_rows, plan.launch, plan.second
-        powers = (rows, launch.num_warps, second.block, second.warps)
-        if not all(map(is_power_of_2, powers)) or not 1 <= launch.num_stages <= MAX_STAGES + 1:
-            return False
-        if self.pinned:
-            splits_are_right = plan.splits == self.start.splits
-        else:
-            splits_are_right = 1 <= plan.splits <= max(self._count(rows), self.start.splits)
+        rows, launch, second, start = plan.tile_rows, plan.launch, plan.second, self.start
+        most = max(self._count(rows), start.splits) if rows > 0 else 0
         return (
-            splits_are_right
+            (plan.splits == start.splits if self.pinned else 1 <= plan.splits <= most)
+            and plan.splits % plan.period == 0
+            and (plan.lanes, plan.chunks) in layouts(self.facts)
+            and all(map(is_power_of_2, (rows, launch.num_warps, second.block, second.warps)))
             and max(launch.num_warps, second.warps) <= self.device.max_warps
-            and (rows < 2 * self.facts.rows or rows <= self.start.tile_rows)
-            and second.block <= max(self.start.lanes, self.start.second.block)
+            and 1 <= launch.num_stages <= MAX_STAGES
+            and (rows < 2 * self.facts.rows or rows <= start.tile_rows)
+            and second.block <= max(start.lanes, start.second.block)
+            and self._final_per_thread(plan) <= max(FINAL_PER_THREAD, self._final_per_thread(start))
+            and self._fits(plan)
         )
 
     def _fits(self, plan: Plan) -> bool:
         per_thread, first = self._per_thread(plan), self._per_thread(self.start)
         low, high = PER_THREAD
-        if not min(low, first) <= per_thread <= max(high, first):
-            return False
-        final = max(FINAL_PER_THREAD, self._final_per_thread(self.start))
-        if self._final_per_thread(plan) > final:
-            return False
         registers, shared = self.device.registers, self.device.shared_memory
         limits = (MAX_REGISTERS, registers, shared, registers, shared)
-        return all(
-            used <= max(limit, allowed)
-            for used, limit, allowed in zip(self._use(plan), limits, self._use(self.start), strict=True)
+        used = zip(self._use(plan), limits, self._use(self.start), strict=True)
+        return min(low, first) <= per_thread <= max(high, first) and all(
+            one <= max(limit, allowed) for one, limit, allowed in used
         )
 
     def _use(self, plan: Plan) -> tuple[int, ...]:
@@ -85,7 +75,7 @@ class PersistentSpace(Space):
         estimated = registers_of(self.facts, per_thread, plan.chunks)
         registers = max(estimated, launch.max_registers)  # ptxas takes all that a limit allows
         of_program = registers * launch.num_warps * self.device.warp_size
-        staged = plan.tile_rows * plan.lanes * max(self.facts.load_bytes, self.facts.loads.staged_bytes)
+        staged = plan.tile_rows * plan.lanes * self.facts.ahead_bytes
         shared = staged * (launch.num_stages - 1)
         per_sm = 1 if self.pinned else -(-plan.splits * self.facts.batch // self.device.num_sm)
         together = per_sm if per_sm > 1 else 0

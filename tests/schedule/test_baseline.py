@@ -37,7 +37,6 @@ def kinds(graph: Graph) -> list[tuple[str, int]]:
         (8192, 8192, [("looped", 1), ("columns", 3)]),  # fewer than two rows for each column
         (16384, 16384, [("looped", 1), ("columns", 1)]),  # as many programs as are wanted without a split
         (65536, 16384, [("mixed", 5)]),
-        (65536, 16385, [("looped", 1), ("columns", 1)]),
     ],
 )
 @pytest.mark.parametrize("wide", [False, True])

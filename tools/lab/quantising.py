@@ -182,7 +182,7 @@ def _near(plan: Plan, facts: TileFacts) -> Iterator[Plan]:
     for sides, warps in found:
         elements = math.prod(sides)
         inside = all(1 <= side <= next_power_of_2(n) for side, n in zip(sides, facts.sizes, strict=True))
-        if inside and warps <= tile.MOST_WARPS and 32 * warps <= elements <= tile.MOST_ELEMENTS:
+        if inside and warps <= H200.max_warps and 32 * warps <= elements <= tile.MOST_ELEMENTS:
             with contextlib.suppress(Decline):
                 yield tile.with_finalisation(tile.completed(sides, warps, facts, H200), facts, H200)
 
