@@ -268,7 +268,7 @@ def _only_sums(facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: Dev
 
 def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
     """A tile of as few warps as a row fills, and the programs that share a multiprocessor."""
-    elements, stages = ELEMENTS_PER_THREAD, MAX_STAGES - 1
+    elements = ELEMENTS_PER_THREAD
     while elements > facts.per_access and registers_of(facts, elements, 1) > SUM_REGISTERS:
         elements //= 2
     least = MIN_WARPS_PER_SM // (PROGRAMS_PER_SM * facts.batch)
@@ -277,15 +277,14 @@ def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> tuple[Tile, int
     while xblock > 1 and -(-facts.rows // xblock) * facts.batch < device.num_sm:
         xblock //= 2
     per_sm = max(1, MIN_WARPS_PER_SM // num_warps)
-    while stages > 1 and not _fits_ahead(facts, per_sm * xblock * lanes, stages - 1, device):
-        stages -= 1
+    stages = min(MAX_STAGES - 1, _stages_that_fit(facts, per_sm * xblock * lanes, device))
     return Tile(xblock, num_warps, stages), per_sm
 
 
 def _elements_per_thread(facts: RowFacts, elements: int) -> int:
     """The most that a thread's registers allow; 4 at least."""
     count = ELEMENTS_PER_THREAD
-    while count > 4 and not _fits_a_thread(facts, count):
+    while count > 4 and spilled(facts, count, 1):
         count //= 2
     return min(count, elements)
 
@@ -293,10 +292,6 @@ def _elements_per_thread(facts: RowFacts, elements: int) -> int:
 def _is_computing(facts: RowFacts) -> bool:
     """Whether computing takes longer than memory, and no reduction along a row waits in between."""
     return facts.levels == 0 and facts.instructions >= BUSY_INSTRUCTIONS
-
-
-def _fits_a_thread(facts: RowFacts, count: int, chunks: int = 1) -> bool:
-    return not spilled(facts, count, chunks)
 
 
 def _stages(facts: RowFacts, elements: int, r0_block: int, per_sm: int, device: DeviceInfo) -> int:
@@ -309,12 +304,10 @@ def _stages(facts: RowFacts, elements: int, r0_block: int, per_sm: int, device: 
     wanted = int(BUSY_IN_FLIGHT * wanted) if _is_computing(facts) else wanted
     most = MAX_STAGES if per_sm == 1 else MAX_STAGES - 1
     stages = max(LEAST_STAGES, min(most, 1 + round(wanted / max(1, useful))))
-    while stages > 1 and not _fits_ahead(facts, per_sm * elements, stages - 1, device):
-        stages -= 1
-    return stages
+    return min(stages, _stages_that_fit(facts, per_sm * elements, device))
 
 
-def _fits_ahead(facts: RowFacts, elements: int, tiles: int, device: DeviceInfo) -> bool:
-    """Whether shared memory has room for so many tiles of each load, of `elements` in all programs of a
-    multiprocessor. Triton keeps one tile less there than there are stages."""
-    return tiles * elements * facts.ahead_bytes <= device.shared_memory
+def _stages_that_fit(facts: RowFacts, elements: int, device: DeviceInfo) -> int:
+    """The most stages for `elements` in all programs of a multiprocessor. Triton keeps one tile less in
+    shared memory than there are stages."""
+    return 1 + device.shared_memory // max(1, elements * facts.ahead_bytes)

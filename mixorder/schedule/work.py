@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Iterable, Sequence
@@ -211,15 +210,10 @@ def _access(
     # rows that lie across memory are of the next rows, which find them in L2.
     batched = bool(index.free_symbols - {symbol for symbol, _ in sizes})
     shared = (batched or down) and elements >= _footprint(program, buffer)
-    amplified = 1.0 if shared else amplified
-    if batched and amplified > 1:
-        batch = program.axis(AxisClass.BATCH)
-        most = SAMPLE if batch is None else max(1, program.hint(batch.size))
-        amplified = min(amplified, _around(index, sizes, item, min(SAMPLE, most)))
     return Access(
         buffer.name,
         touched,
-        touched * amplified,
+        touched * (1.0 if shared else amplified),
         elements * item * near.moved,
         requests,
         (ADDRESS + DIVISION * divisions(index)) * requests,  # once for elements that are contiguous
@@ -305,18 +299,6 @@ def _sectors(
     # A part of less than a sector has the others beside it.
     amplified = max(1.0, sectors / max(SECTOR, len(elements) * item))
     return _Sectors(amplified, amplified * len(elements) / len(places))
-
-
-@functools.lru_cache(maxsize=4096)
-def _around(index: sympy.Expr, sizes: Sizes, item: int, neighbours: int) -> float:
-    """Bytes of sectors over those of elements, of a part of the space with neighbours in the batch."""
-    (row, rows), (col, cols) = sizes
-    batch = sorted(index.free_symbols - {row, col}, key=str)
-    at = sympy.lambdify([row, col, *batch], index, modules=[INDEX_FUNCTIONS, "math"])
-    shape = (range(min(2, rows)), range(min(ACROSS_LINE, cols)), range(neighbours))
-    places = {int(at(x, y, *[k] * len(batch))) for x, y, k in itertools.product(*shape)}
-    sectors = len({place * item // SECTOR for place in places}) * SECTOR
-    return max(1.0, sectors / max(SECTOR, len(places) * item))
 
 
 @functools.lru_cache(maxsize=4096)
