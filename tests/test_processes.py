@@ -37,19 +37,28 @@ from torch._dynamo.utils import counters
 wrapped._Interpreter = lambda: types.SimpleNamespace(run=lambda *args: None)
 wrapped.install()
 
+def masked(x, w):
+    z = torch.nn.functional.batch_norm(x @ w, None, None, w[0], w[1], training=True)
+    return torch.relu(z) @ w
+
 def found(options):
     for changed in options:
         torch._dynamo.reset()
         counters.clear()
         wrapped.launches.clear()
-        function = torch.compile(pair, options=wrapped.OPTIONS | changed, dynamic=False)
-        with torch.no_grad():
-            function(torch.randn(37, 20), torch.randn(37, 20))
+        trains = changed.pop("trains", False)
+        options = wrapped.OPTIONS | changed
+        function = torch.compile(masked if trains else pair, options=options, dynamic=False)
+        x, w = torch.randn(37, 20), torch.randn(20 if trains else 37, 20, requires_grad=trains)
+        result = function(x, w)
+        if trains:
+            result.sum().backward()
         yield {
             "fused": counters["mixorder"]["fused_regions"],
             "graph_hits": counters["inductor"]["fxgraph_cache_hit"],
             "autograd_hits": counters["aot_autograd"]["autograd_cache_hit"],
             "launches": [name for name, _ in wrapped.launches],
+            "full": str(wrapped.launches).count("((37, 20),"),
         }
 
 for at_once in json.loads(sys.argv[1]):
@@ -94,9 +103,21 @@ def test_caches_of_processes(tmp_path: Path) -> None:
     (first,), (second,), (again, other) = found(tmp_path / "cache", both, third)
     assert first["launches"] == second["launches"] and len(first["launches"]) == 2
     assert first["fused"] + second["fused"] >= 1
-    hit = {"fused": 0, "graph_hits": 1, "autograd_hits": 1, "launches": first["launches"]}
-    assert again == hit
+    assert again == first | {"fused": 0, "graph_hits": 1, "autograd_hits": 1}
     assert (other["fused"], other["graph_hits"], other["autograd_hits"]) == (1, 0, 0)
+
+
+def test_caches_tell_masks_apart(tmp_path: Path) -> None:
+    """Of one model: compiled by mixorder, which computes the mask of a ReLU, by Inductor alone, and by
+    mixorder without that mask; again in that process, and in others."""
+    changed = ({}, {"mixorder": False}, {"emulate_precision_casts": True})
+    ours, stock, stored = (options | {"trains": True} for options in changed)
+    made, *others = found(tmp_path / "cache", [[ours, stock, stored, ours]], [[stock], [stored], [ours]])
+    assert [one["fused"] for one in made] == [1, 0, 1, 0]
+    assert made[0]["full"] + 1 == made[2]["full"] and not made[1]["launches"]
+    hits = [one | {"fused": 0, "graph_hits": 2, "autograd_hits": 1} for one in made[:3]]
+    assert made[3] == hits[0]
+    assert sorted((one for (one,) in others), key=str) == sorted(hits, key=str)
 
 
 def at_once(*functions: Callable[[], Any]) -> list[Any]:

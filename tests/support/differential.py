@@ -216,6 +216,15 @@ def places(t: torch.Tensor, dim: int, number: int) -> torch.Tensor:
     return torch.sort(torch.arange(size, device=t.device) * 7919 % 1009, stable=True).indices
 
 
+def normed(t: torch.Tensor, weight: torch.Tensor, number: int, *dims: tuple[int, ...]) -> torch.Tensor:
+    """The norm of `t`, as given or as a product stores it, over one of two sets of dims; as a matrix."""
+    stored = t @ torch.eye(t.shape[-1], dtype=t.dtype, device=t.device) if number % 2 else t
+    wide = stored.to(torch.promote_types(t.dtype, torch.float32))
+    var, mean = torch.var_mean(wide, dims[number // 2 % 2], correction=0, keepdim=True)
+    scaled = (wide - mean) * torch.rsqrt(var + 0.1) * weight
+    return (scaled.flatten(0, -2) + 0.3).to(t.dtype)
+
+
 def saturated(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A cast to float8. On a CPU, what is beyond its range becomes the largest number, as in kernels of GPUs:
     eager gives NaN or an infinity there, which depends on the version of torch."""
@@ -225,7 +234,8 @@ def saturated(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def function_of(program: Program) -> Callable[..., Results]:
     """The program's source as a function."""
-    known = {"torch": torch, "F": F, "effects": effects, "places": places, "saturated": saturated}
+    known = {"torch": torch, "F": F, "effects": effects, "places": places, "normed": normed}
+    known["saturated"] = saturated
     return function_from(program.source(), known)
 
 

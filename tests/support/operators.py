@@ -202,6 +202,26 @@ EDGES: dict[str, Op] = {
     ),
 }
 
+# Between a norm and a product, which reads it in memory. An element is where a gradient jumps by chance only.
+_ACTIVATIONS = {
+    "relu": "torch.relu({})",
+    "relu6": "F.hardtanh_({} * 3, 0, 6)",
+    "leaky_relu": "F.leaky_relu_({}, 0.1)",
+    "hardswish": "F.hardswish({} * 2)",
+    "elu": "F.elu_({})",
+    "silu": "F.silu({})",
+}
+_NORMED = "normed({0}, {1}, {k}, {inner}, {outer})"
+BETWEEN: dict[str, Op] = {
+    f"{name}_between": op(
+        FULL,
+        "input col",
+        f"F.linear({text.format(_NORMED)}, m.to(x.dtype)).reshape({{0}}.shape)",
+        most_cols=600,
+    )
+    for name, text in _ACTIVATIONS.items()
+}
+
 EFFECTS: dict[str, Op] = {
     "noise": op(FULL, "full", "{0} * torch.rand_like({0}, dtype=torch.float32).to({0}.dtype)"),
     "noise_row": op(ROW, "row", "{0} + torch.rand_like({0}, dtype=torch.float32)"),

@@ -21,6 +21,7 @@ from mixorder.region.slabs import SHORT
 
 from .discrete import FP8, INTS, POINTWISE, REDUCTIONS
 from .operators import (
+    BETWEEN,
     COL,
     DEFAULTS,
     EDGES,
@@ -39,7 +40,7 @@ from .operators import (
 
 Shape = tuple[int, ...]
 
-OPS = FLOATS | MOVES | EDGES | POINTWISE | REDUCTIONS | EFFECTS
+OPS = FLOATS | MOVES | EDGES | POINTWISE | REDUCTIONS | BETWEEN | EFFECTS
 NARROWEST = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # bits of the significand
 LAYOUTS = ("contiguous", "padded", "offset", "transposed", "expanded", "channels-last")
 FINITE_PLANTS = ("-0.0", "0.0", "smallest", "subnormal")
@@ -60,6 +61,7 @@ _THEMES = (
     tuple(EFFECTS),
     tuple(MOVES),
     tuple(EDGES),
+    tuple(BETWEEN),
     tuple(MOVES | EDGES),
 )
 
@@ -273,7 +275,7 @@ def make(seed: int, *, small: bool, wanted: Sequence[str] = ()) -> Program:
 
 def _wanted(draw: Random, legal: Sequence[str]) -> list[str]:
     """Operators of a theme, of the usual ones, and any, in turns."""
-    theme = [name for name in draw.choice(_THEMES) if name in legal]
+    theme = [name for name in draw.choice(_THEMES) if name in legal] or legal
     usual = [name for name in _LIKELY if name in legal]
     return [
         draw.choice((theme, usual, legal)[min(2, draw.randint(0, 3))]) for _ in range(draw.randint(3, 14))
