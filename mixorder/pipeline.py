@@ -88,8 +88,8 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
 def mark_joint(graph: Graph, options: Options) -> bool:
     """Mark in a joint graph what its forward and its backward have to agree on: values in half precision that
     it compares round as eager does, small sums are not computed again, and no region has the others that are.
-    Masks of ReLUs can be computed from what the backward reads anyway. Returns whether the graph's code has
-    changed. Raises only in strict mode."""
+    Masks of activations can be computed from what the backward reads anyway. Returns whether the graph's code
+    has changed. Raises only in strict mode."""
     rounding, left, compared_with = list[Node](), list[Node](), list[Mask]()
 
     def compared() -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "tracing",
     "tree_leaves",
     "tree_map_only",
+    "unset_fake_temporarily",
 ]
 
 

@@ -4,8 +4,9 @@ Inductor keeps a value in half precision unrounded where it computes it, and rou
 stored maximum may equal no element that is computed again, as in the backward of `amax`, which then divides
 by a count of zero. Eager compares rounded values only.
 
-The backward of a ReLU compares what the forward stored with zero. Behind a norm, it can compare what that is
-rounded from, which it computes from tensors that it reads for the norm's gradient anyway.
+The backward of a ReLU, and of a LeakyReLU in place, compares what the forward stored with zero. Behind a
+norm, it can compare the norm's result, which it computes from tensors that it reads for the norm's gradient
+anyway.
 
 Takes nodes of a graph, answers questions, changes nothing.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Iterable, Iterator
 
@@ -21,6 +23,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..inductor.graphs import OpOverload, has_kernel_of_its_own, is_computed_again
+from ..inductor.tensors import unset_fake_temporarily
 from .nodes import (
     fake,
     float_bytes,
@@ -33,7 +36,7 @@ from .nodes import (
 )
 from .sizes import Size, product
 from .space_analysis import takes_operands
-from .walk import closure, dependents, needed_for, position
+from .walk import by_position, closure, dependents, needed_for, position
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -54,6 +57,8 @@ _EQUAL_AT = {aten.sub.Tensor: 0, aten.div.Tensor: 1}  # the result of two equal 
 
 _SUMS = (aten.add.Tensor, aten.sub.Tensor)
 _AFFINE = frozenset({*_SUMS, aten.mul.Tensor, prims.convert_element_type.default})
+_SIGNED = (aten.le.Scalar, aten.gt.Scalar)
+_BENT = frozenset({aten.relu.default, aten.where.self, prims.convert_element_type.default})
 
 _SELECTING = {  # give elements of their operands, or their negatives
     "amax", "amin", "max", "min", "topk", "sort", "kthvalue", "median", "cummax", "cummin", "gather", "index",
@@ -145,16 +150,16 @@ def _rounds(node: Node) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """The elements of a ReLU's gradient that are zero."""
+    """The sign of an activation's input, by which its gradient is chosen."""
 
     node: Node
     """The comparison of what the forward stored with zero."""
 
     value: Node
-    """What the stored elements are rounded from."""
+    """What the stored elements are made of."""
 
     most: float
-    """The largest number that rounds to zero."""
+    """The largest number that is stored as zero."""
 
 
 def masks(graph: Graph, least: int) -> Iterator[Mask]:
@@ -162,27 +167,51 @@ def masks(graph: Graph, least: int) -> Iterator[Mask]:
     reads anyway. It has what the forward stored as well, for Inductor's kernels, which would store the masked
     gradient."""
     late = functools.cache(lambda: _computed_from_gradients(graph))
-    for node in graph.find_nodes(op="call_function", target=aten.le.Scalar):
-        relu, number = node.args
-        if number != 0 or relu.target is not aten.relu.default or is_computed_again(relu):
+    for node in (n for target in _SIGNED for n in graph.find_nodes(op="call_function", target=target)):
+        stored = unviewed(node.args[0], _is_cast_from_half)
+        size = _size(stored)
+        if node.args[1] != 0 or (isinstance(size, int) and size < least) or is_computed_again(stored):
             continue
-        size = _size(relu)
-        if isinstance(size, int) and size < least:
+        if not _is_saved(stored, late()) or (found := _by_sign(node, stored)) is None:
             continue
-        value = unviewed(relu.args[0], _is_cast_to_half)
-        source = _normalised(value)
-        if source is not None and _is_read_anyway(source, value, late()) and _is_saved(relu, late()):
-            yield Mask(node, value, _rounds_to_zero(relu) if value is not relu.args[0] else 0.0)
+        source = _normalised(found.value)
+        if source is not None and _is_read_anyway(source, found.value, late()):
+            yield found
 
 
-def _is_cast_to_half(node: Node) -> bool:
-    return node.target is prims.convert_element_type.default and float_bytes(node) == 2
+def _is_cast_from_half(node: Node) -> bool:
+    return node.target is prims.convert_element_type.default and float_bytes(operands(node)[0]) == 2
 
 
-def _rounds_to_zero(node: Node) -> float:
-    """Half of a dtype's smallest positive number: of the two numbers that are equally near, 0 is even."""
-    info = torch.finfo(fake(node).dtype)  # type: ignore[union-attr]
-    return info.smallest_normal * info.eps / 2
+def _by_sign(node: Node, stored: Node) -> Mask | None:
+    """A mask as the sign of one value, if what is stored is that value where it is positive, rounded to half
+    precision or not, and has its sign elsewhere. A few numbers tell, since all operators in between are
+    linear on either side of zero."""
+    between = by_position(closure([node], lambda n: operands(n) if _is_bent(n) else ()))
+    value, *others = between
+    halves = {fake(n).dtype for n in others if float_bytes(n) == 2}  # type: ignore[union-attr]
+    if not float_bytes(value) or _is_bent(value) or not all(map(_is_bent, others)) or len(halves) > 1:
+        return None
+    dtype = fake(value).dtype  # type: ignore[union-attr]
+    info = torch.finfo(next(iter(halves), dtype))
+    least = info.smallest_normal * info.eps
+    with unset_fake_temporarily():
+        numbers = torch.tensor([least, math.inf, 0, -1, -math.inf, math.nan], dtype=dtype, device="cpu")
+        known = {value: numbers}
+        for n in others:
+            known[n] = n.target(*torch.fx.map_arg(n.args, known.__getitem__), **n.kwargs)  # type: ignore[operator]
+        signs = node.target(numbers, 0)  # type: ignore[operator]
+        if not torch.equal(known[node], signs) or not torch.equal(known[stored][:2], numbers[:2]):
+            return None
+    # Of the two numbers that half of the smallest one is equally near to, 0 is even.
+    return Mask(node, value, least / 2 if halves else 0.0)
+
+
+def _is_bent(node: Node) -> bool:
+    """Whether an operator is linear, or constant, on either side of zero."""
+    if node.target is aten.mul.Tensor:
+        return not isinstance(node.args[1], Node)
+    return node.target in _BENT or (node.target in _WITH_A_NUMBER and node.args[1] == 0)
 
 
 def _normalised(value: Node) -> Node | None:

@@ -203,11 +203,11 @@ def _operand(one: _Spelled, piece: Piece, dim: int) -> Node:
 
 
 def add_mask(mask: Node, value: Node, most: float) -> None:
-    """Add to a joint graph a mask that is equal to one that it has: of the elements of a value that are at
-    most some number. Its backward takes one of both."""
+    """Add to a joint graph a mask that is equal to one that it has, of the elements of a value that are at
+    most, or above, some number. Its backward takes one of both."""
     graph = mask.graph
     with graph.inserting_after(mask):
-        other = graph.call_function(aten.le.Scalar, (value, most))
+        other = graph.call_function(mask.target, (value, most))  # type: ignore[arg-type]
     with graph.inserting_after(other):
         both = graph.call_function(aten.logical_and.default, (mask, other))
     other.meta, both.meta = dict(mask.meta), dict(mask.meta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -120,13 +121,19 @@ RELUS: list[tuple[Callable[[], nn.Module], tuple[int, ...], bool, torch.dtype]] 
     (lambda: nn.LayerNorm(256), (64, 256), True, bf16),
 ]
 
+BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "leaky_relu_": lambda z: F.leaky_relu_(z, 0.5),
+}
 
+
+@pytest.mark.parametrize("name", BENT)
 @pytest.mark.parametrize(("make", "shape", "last", "dtype"), RELUS)
-def test_a_relu_has_the_mask_of_what_the_forward_stored(
-    make: Callable[[], nn.Module], shape: tuple[int, ...], last: bool, dtype: torch.dtype
+def test_a_backward_has_the_mask_of_what_the_forward_stored(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], last: bool, dtype: torch.dtype, name: str
 ) -> None:
-    """Its backward reads x and dy only. The sums of whole numbers are exact, so that every element counts. In
-    float16, many elements round to zero."""
+    """It reads x and dy only. The sums of whole numbers, and of halves, are exact, so that every element
+    counts. In float16, many elements round to zero."""
     torch.manual_seed(3)
     module = make()
     assert isinstance(module.bias, torch.Tensor)
@@ -135,22 +142,24 @@ def test_a_relu_has_the_mask_of_what_the_forward_stored(
     x, dy = torch.randn(shape).to(dtype), torch.randint(-8, 9, shape).to(dtype)
     if last and len(shape) == 4:
         x, dy = x.movedim(-1, 1), dy.movedim(-1, 1)
-    same = (
-        torch.eye(x.shape[1])
-        .reshape(x.shape[1], *x.shape[1:2], *[1] * (x.dim() - 2))
-        .to(dtype)
-        .requires_grad_()
-    )
+    same = torch.eye(len(module.bias), dtype=dtype)
+    if x.dim() == 4:
+        same = same[:, :, None, None]
+    same.requires_grad_()
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(module(x))
-        return F.linear(y, same) if x.dim() == 2 else F.conv2d(y, same)
+        y = BENT[name](module(x))
+        return F.conv2d(y, same) if x.dim() == 4 else F.linear(y, same)
 
     x.requires_grad_()
     with collect() as records:
         y = compiled(ON)(function)(x)
         _, db, _ = torch.autograd.grad(y, [x, module.bias, same], dy)
-    masked = torch.where(y > 0, dy, 0).double().movedim(-1 if isinstance(module, nn.LayerNorm) else 1, 0)
+    masked = (
+        torch.where(y > 0, dy, 0 if name == "relu" else dy * 0.5)
+        .double()
+        .movedim(-1 if isinstance(module, nn.LayerNorm) else 1, 0)
+    )
     assert torch.equal(db, masked.flatten(1).sum(1).to(f32))
     for one in (r for r in records if isinstance(r, RegionRecord)):
         assert len([b for b in one.loops.role(BufferRole.INPUT) if b.numel == x.numel()]) == 2
@@ -170,6 +179,12 @@ class Layers(nn.Module):
 
 MADE: dict[str, tuple[Callable[..., Any], torch.dtype, int]] = {
     "norm": (lambda norm, z, x: torch.relu(norm(z)), bf16, 1),
+    "in place": (lambda norm, z, x: F.leaky_relu_(norm(z), 0.1), bf16, 1),
+    "in place, in full precision": (lambda norm, z, x: F.leaky_relu_(norm(z), 0.1), f32, 1),
+    "no sign": (lambda norm, z, x: F.threshold(norm(z), 0.5, 0.0), bf16, 0),
+    "negated": (lambda norm, z, x: torch.relu(-F.relu_(norm(z))), f32, 0),
+    "not the value itself": (lambda norm, z, x: torch.relu(F.leaky_relu(norm(z) * 2, 0.1)), bf16, 0),
+    "of values, not of signs": (lambda norm, z, x: F.elu_(norm(z)), bf16, 0),
     "a norm and its source": (lambda norm, z, x: torch.relu(norm(z) + z * 0.5), f32, 1),
     "two products": (lambda norm, z, x: torch.relu(norm(z) * 2 + z * 0.5), f32, 0),
     "a small product": (
@@ -193,6 +208,22 @@ MADE: dict[str, tuple[Callable[..., Any], torch.dtype, int]] = {
 }
 
 
+@pytest.mark.parametrize("dtype", [bf16, f16])
+@pytest.mark.parametrize("name", BENT)
+def test_a_mask_is_the_one_of_eager_for_all_numbers(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of half precision, halfway to the next one, and on either side of that."""
+    (mask,) = masks_of(Layers(lambda norm, z, x: BENT[name](norm(z))), dtype, monkeypatch)
+    numbers = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype).float()
+    finite = numbers[numbers.isfinite()].sort().values
+    halfway = (finite[1:] + finite[:-1]) / 2
+    beside = (torch.nextafter(halfway, torch.tensor(end)) for end in (-math.inf, math.inf))
+    for given in (numbers, halfway, *beside):
+        stored = BENT[name](given.to(dtype))
+        assert torch.equal(mask.node.target(given, mask.most), mask.node.target(stored, 0))
+
+
 def masks_of(
     module: nn.Module, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, options: Any = ON
 ) -> list[Any]:
@@ -203,7 +234,8 @@ def masks_of(
         return found
 
     monkeypatch.setattr(pipeline, "masks", noted)
-    with torch.autocast("cpu", dtype=bf16, enabled=dtype is bf16):
+    half = bf16 if dtype is f32 else dtype
+    with torch.autocast("cpu", dtype=half, enabled=dtype is half):
         y = compiled(options)(module)(torch.randn(4, 8, 20, 18))
     y.float().sum().backward()
     return found
@@ -230,6 +262,16 @@ def test_what_is_too_small_for_a_region_keeps_its_mask(least: int, monkeypatch: 
     module = Layers(lambda norm, z, x: torch.relu(norm(z)))
     found = masks_of(module, bf16, monkeypatch, with_options(min_numel=least))
     assert len(found) == (least == 4 * 8 * 20 * 18)
+
+
+def test_no_whole_number_has_a_mask() -> None:
+    """The backward of an embedding reads places, of which the model makes a mask."""
+
+    def function(w: torch.Tensor) -> torch.Tensor:
+        places = (w.detach() * 2).long().abs() % 7
+        return F.embedding(places[:, 0], w) * torch.where(places > 0, w, 0)
+
+    step(lambda w: (compiled(ON)(function)(w),), (torch.randn(60, 128),))
 
 
 def test_under_compiled_autograd_a_backward_has_one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
