@@ -38,8 +38,9 @@ class Strategy:
     Strategies with a lower `rank` are tried first. `applies` raises `Decline` for a merged program that
     cannot be run in this way. `transform` makes the loops for a device, which then have `form`. `place` does
     what depends on the plan: it adds buffers of its sizes. `starts` are plans that a search begins from, in
-    addition to the chosen one; `space` has those near one. `emit` writes the kernels. `in_place`: whether an
-    output of loops may reuse the memory of an input that is read before.
+    addition to the chosen one; `space` has those near one. `emit` writes the kernels. `predict` gives the
+    times of loops, and of Inductor's kernels for the loops as lowered. `in_place`: whether an output of loops
+    may reuse the memory of an input that is read before.
     """
 
     name: str
