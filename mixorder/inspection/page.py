@@ -1,4 +1,4 @@
-"""A report as one HTML page: its text, and each kind of region before and after as a picture in SVG.
+"""A report as one HTML page: its text, and a picture of each kind of region before and after.
 
 No script, no font, no file beside it. What is wider than the screen scrolls by itself.
 """
@@ -6,10 +6,10 @@ No script, no font, no file beside it. What is wider than the screen scrolls by 
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 
 from .findings import Findings
-from .flow import after, before
-from .picture import picture
+from .flow import Flow, Tensor, after, before
 from .table import grouped, schedule_of, source, text
 
 _STYLE = """
@@ -25,15 +25,14 @@ h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
 pre { background: var(--soft); padding: .8em; font-size: 12.5px; line-height: 1.35; }
 .pair { display: flex; flex-wrap: wrap; gap: 1em 2em; }
 figure { margin: 0; max-width: 100%; flex: 1 1 30em; } figcaption { font-weight: 600; margin-bottom: .3em; }
-svg { display: block; width: 100%; min-width: 34em; max-width: 46em; }
-svg text { font: 12px system-ui, sans-serif; fill: var(--text); text-anchor: middle; }
-svg path { fill: none; stroke: var(--line); opacity: .7; }
-svg rect, .key { stroke: var(--edge); }
-.input { fill: var(--input); background: var(--input); }
-.result { fill: var(--result); background: var(--result); }
-.between { fill: var(--between); background: var(--between); }
-.kernel { fill: var(--kernel); background: var(--kernel); }
-.key { border: 1px solid var(--edge); border-radius: 4px; padding: .1em .6em; margin-right: .4em; }
+td { font-size: 12px; text-align: center; overflow-wrap: normal; }
+td .box { display: block; margin: .3em 0; }
+.box { border: 1px solid var(--edge); border-radius: 4px; padding: .1em .6em; }
+.bar { display: block; height: 3px; background: var(--line); }
+.input { background: var(--input); }
+.result { background: var(--result); }
+.between { background: var(--between); }
+.kernel { background: var(--kernel); }
 .keys { line-height: 2.2; } summary { cursor: pointer; padding: .4em 0; }
 """
 _KEYS = {
@@ -42,9 +41,9 @@ _KEYS = {
     "between": "between kernels",
     "result": "result",
 }
-_READ = """The kernels of each region, and the tensors that they read and write. A line is a tensor that is
-read or written; a wider line has more bytes. dx: a gradient with an element for each row and column; dw, db:
-gradients of weights and biases, sums over the rows. Times are predicted."""
+_READ = """The kernels of each region in the order of their launches, between the tensors that they read and
+those that they write. The more bytes a tensor has, the longer its bar. dx: a gradient with an element for
+each row and column; dw, db: gradients of weights and biases, sums over the rows. Times are predicted."""
 
 
 def page(report: Findings) -> str:
@@ -57,7 +56,7 @@ def page(report: Findings) -> str:
         _code(text(report, details=True)),
     ]
     if kinds:
-        keys = "".join(f"<span class='key {kind}'>{name}</span>" for kind, name in _KEYS.items())
+        keys = "".join(f"<span class='box {kind}'>{name}</span> " for kind, name in _KEYS.items())
         parts.append(f"<h2>Pictures</h2><p class='keys'>{keys}</p><p>{html.escape(_READ)}</p>")
     return "\n".join([*parts, *(_section(report, kind) for kind in kinds), "</body></html>"])
 
@@ -80,13 +79,40 @@ def _section(report: Findings, kind: list[int]) -> str:
         [
             f"<h2>{where}: {html.escape(record.space)} ({numbers})</h2><ul>{lines}</ul>",
             f"<p>{html.escape(record.strategy)}: {html.escape(schedule_of(record))}</p><div class='pair'>",
-            _figure(was, picture(before(record, graph, report.device), was)),
-            _figure(now, picture(after(record, graph), now)),
+            _figure(was, before(record, graph, report.device)),
+            _figure(now, after(record, graph)),
             f"</div><details><summary>Loops</summary>{_code(report.graph(kind[0]))}</details>",
             f"<details><summary>Triton</summary>{_code(report.kernel(kind[0]))}</details>",
         ]
     )
 
 
-def _figure(caption: str, svg: str) -> str:
-    return f"<figure><figcaption>{caption}</figcaption><div class='wide'>{svg}</div></figure>"
+def _figure(caption: str, flow: Flow) -> str:
+    """A table with a row for each kernel: what it reads, the kernel, what it writes."""
+    most = max((tensor.moved or 0 for tensor in flow.tensors.values()), default=0)
+
+    def boxes(keys: Iterable[str]) -> str:
+        return "".join(_box(flow.tensors[key], most) for key in keys)
+
+    rows = (
+        f"<tr><td>{boxes(kernel.reads)}</td><td>&rarr;</td>"
+        f"<td><span class='box kernel'>{kernel.title}<br>{_launches(kernel.launches)}</span></td>"
+        f"<td>&rarr;</td><td>{boxes(kernel.writes)}</td></tr>"
+        for kernel in flow.kernels
+    )
+    return (
+        f"<figure><figcaption>{caption}</figcaption>"
+        f"<div class='wide'><table>{''.join(rows)}</table></div></figure>"
+    )
+
+
+def _box(tensor: Tensor, most: float) -> str:
+    """A tensor with its name, dtype and bytes, and a bar that is full for the most bytes."""
+    lines = [tensor.title, ", ".join(filter(None, (tensor.text, tensor.size)))]
+    said = "<br>".join(html.escape(line) for line in lines if line)
+    share = 100 * tensor.moved / most if tensor.moved else 0
+    return f"<span class='box {tensor.kind}'>{said}<i class='bar' style='width: {share:.0f}%'></i></span>"
+
+
+def _launches(count: int) -> str:
+    return "1 launch" if count == 1 else f"{count} launches"
