@@ -2,10 +2,9 @@
 
 For each shape and norm, or for each region of the given cases of `support/cases.py`, this script lowers the
 real backward graph once, and times the kernels of many schedules (`lab/sweep.py`) by CUDA-graph replays with
-a flushed L2. Writes every row to a JSON file (`lab/schedules.py`), and prints the
-best few with the limit: `torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the
-region moves; at the end, how much longer the choices take than the best. With `--append`, a file keeps its
-other targets.
+a flushed L2. Adds a line of JSON with all of them to a file, and prints the best few with the limit:
+`torch.add(x, dy, out=dx)` on the same shape, or on tensors of as many bytes as the region moves; at the end,
+how much longer the choices take than the best.
 
 Times are medians in microseconds; a candidate's time includes its finalisation.
 """
@@ -28,9 +27,8 @@ import torch
 import triton
 from lab.arguments import parse_shapes
 from lab.backward import DTYPES
-from lab.schedules import Data, read, write
-from lab.schedules import Target as Measured
-from lab.sweep import tune
+from lab.measuring import append
+from lab.sweep import Measured, tune
 from lab.tables import table
 from lab.targets import Target, case_targets, entry_targets, norm_target
 
@@ -72,12 +70,8 @@ def main() -> None:
     parser.add_argument("--reps", type=int, default=25)
     parser.add_argument("--best", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=math.inf, help="no target begins later")
-    parser.add_argument("--out", type=Path, default=Path("tune.json"))
-    parser.add_argument("--append", action="store_true", help="to the file; targets in it are replaced")
+    parser.add_argument("--out", type=Path, default=Path("tune.jsonl"))
     args = parser.parse_args()
-    data = Data(meta(), ())
-    if args.append and args.out.exists():
-        data = read(args.out).merged(data)
     until = time.monotonic() + args.seconds
     both: dict[str, tuple[float, float] | None] = {}
     for target in targets(args):
@@ -86,8 +80,7 @@ def main() -> None:
         print(f"[{target.name}]", file=sys.stderr, flush=True)
         found, both[target.name] = tune(target, args.candidates, args.reps)
         print(report(found, args.best), flush=True)
-        data = data.merged(Data(meta(), (found,)))
-        write(args.out, data)
+        append(args.out, meta() | dataclasses.asdict(found))
     print(f"\n{regrets(both)}")
 
 

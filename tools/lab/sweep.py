@@ -16,20 +16,40 @@ import torch
 from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
 from mixorder.planning import improved
-from mixorder.schedule.device import H200, DeviceInfo, device_info
+from mixorder.schedule.device import DeviceInfo, device_info
 from mixorder.schedule.facts import Facts, RowFacts
 from mixorder.schedule.plan import Plan
 from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.tune.measure import Bench, Compiled
 from mixorder.tune.search import Candidate
 
-from .schedules import Row
-from .schedules import Target as Measured
 from .stopwatch import LIMIT_BYTES, stopwatch
 from .targets import Target
 
 SHARE_FROM = 8192  # columns; for narrower rows no cooperative kernel was faster
 IN_TURNS = 24  # candidates that take turns
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A schedule as it was measured; `us` of all launches, None where it did not run."""
+
+    strategy: str
+    schedule: Plan
+    registers: int | None
+    spills: int | None
+    shared: int | None
+    us: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A target's schedules, what is chosen first, and the time of its limit."""
+
+    name: str
+    dtype: str
+    limit_us: float
+    rows: tuple[Row, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,14 +136,4 @@ def tune(target: Target, most: int, reps: int) -> tuple[Measured, tuple[float, f
     limit = watch.limit(LIMIT_BYTES // 2 * target.dtype.itemsize * target.limit_numel)
     assert limit is not None
     limit_us = watch.time({"limit": limit})["limit"].times.median_us
-    return measured(target, round(limit_us, 2), rows), both
-
-
-def measured(target: Target, limit_us: float, rows: Sequence[Row]) -> Measured:
-    """A target's entry in the file."""
-    facts = {}
-    for strategy in STRATEGIES:
-        with contextlib.suppress(Decline):
-            strategy.applies(target.program)
-            facts[strategy.name] = strategy.facts(strategy.transform(target.program, H200))
-    return Measured(target.name, str(target.dtype), limit_us, facts, tuple(rows))
+    return Measured(target.name, str(target.dtype), round(limit_us, 2), tuple(rows)), both

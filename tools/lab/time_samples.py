@@ -27,14 +27,13 @@ from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.fused import Fused, fused_kernels
 from mixorder.schedule.kernel_time import Times
-from mixorder.schedule.plan import Plan
+from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk, Within
 from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.tune.cache import _like
 
 from .corpus import Entry
 from .corpus import load as load_corpus
 from .duels import load
-from .schedules import ABSENT, plan_of
 
 
 class Seen(Exception):
@@ -140,7 +139,26 @@ def _plan(fields: dict[str, Any], now: Plan) -> Plan | None:
     if fields.get("extents"):
         timed = tuple(fields["extents"]), fields["tile"]["num_warps"]
         return now if timed == (now.extents, now.launch.num_warps) else None
-    return plan_of({**ABSENT, **fields, **fields["tile"]}, fields["overlap"])
+    return _of_rows(fields)
+
+
+def _of_rows(fields: dict[str, Any]) -> Plan:
+    """The plan of tiles of rows and columns that an older file has."""
+    flat = {"chunks": 1, "max_registers": 0, "finishable": False, **fields, **fields["tile"]}
+    return Plan(
+        (
+            Walk(split=flat["num_splits"], tile=flat["xblock"], period=flat["period"]),
+            Walk(
+                group=flat["parts"],
+                part=flat["part_cols"],
+                unroll=flat["chunks"],
+                tile=flat["r0_block"] // flat["chunks"],
+            ),
+        ),
+        Launch(flat["num_warps"], flat["num_stages"], flat["max_registers"], flat["overlap"]),
+        SecondStage(flat["final_block"], flat["final_warps"], flat["finishable"]),
+        Exchanged(flat["depth"]) if flat["depth"] else Within(),
+    )
 
 
 def strategy_of(record: RegionRecord) -> Strategy:
