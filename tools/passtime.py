@@ -28,6 +28,7 @@ from lab import arguments
 from lab.loops import Attention, Block, SwiGlu
 from lab.tables import table
 from support.compilers import Look, looking
+from support.stand_in import Driver
 from torch import nn
 from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import record_original_output_strides
@@ -148,18 +149,6 @@ def pass_row(model: str, layers: int, shape: tuple[int, int, int]) -> list[str]:
 # Inductor's own time.
 
 
-class StandIn:
-    """The part of a GPU driver that Inductor's analysis of kernels calls."""
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_benchmarker(self) -> None:
-        return None
-
-
 def inductor_row(model: str, layers: int, shape: tuple[int, int, int], enabled: bool) -> list[str]:
     from torch._inductor.debug import DebugContext
     from torch._inductor.graph import GraphLowering
@@ -195,7 +184,7 @@ def inductor_rows(models: list[str], layers: list[int], shape: tuple[int, int, i
     import torch._higher_order_ops.triton_kernel_wrap as triton_kernel_wrap
     import triton
 
-    triton.runtime.driver.set_active(StandIn())
+    triton.runtime.driver.set_active(Driver())
     analysis.share(triton_kernel_wrap)  # as the installed plugin does
     for enabled in (False, True):  # what is paid once per process
         inductor_row(models[0], 1, shape, enabled)

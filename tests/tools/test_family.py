@@ -16,7 +16,7 @@ from torch import nn
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.graph import GraphLowering
 from family import ByteCount
-from passtime import StandIn
+from support.stand_in import Driver
 from mixorder.report import collect
 
 class Stop(Exception):
@@ -44,7 +44,7 @@ def stop_in_backward(graph):
     graph.codegen()
     raise Stop
 
-triton.runtime.driver.set_active(StandIn())
+triton.runtime.driver.set_active(Driver())
 GraphLowering._compile_to_module = stop_in_backward
 AsyncCompile.cpp_pybinding = lambda *_, **__: lambda *args: None  # what the forward computes is not looked at
 models = {"sliced": Sliced, "product": Product, "plain": lambda: nn.LayerNorm(1000)}
