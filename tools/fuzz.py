@@ -4,17 +4,15 @@
     python tools/fuzz.py --device interpreter --cases 200 --workers 2 --out fuzz     # no GPU
 
 Each case comes from its own seed (`support/programs.py`) and is compared in `support/differential.py`.
-In --out: `cases.jsonl`, a line per case as it ends; `failures.json`; for each kind of failure, reduced as far
-as the time allows, a test file that pytest runs from the repository's root; `errors.txt`: the distribution of
-gradient errors, mixorder's and stock's. Exit status: 0, or 1 if a
-case failed, hung or crashed its process.
+In --out: `cases.jsonl`, a line per case as it ends; `failures.json`; for each kind of failure, a test file
+that pytest runs from the repository's root; `errors.txt`: the distribution of gradient errors, mixorder's and
+stock's. Exit status: 0, or 1 if a case failed, hung or crashed its process.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import math
 import statistics
@@ -27,27 +25,25 @@ from typing import Any
 
 from lab import arguments
 from lab.pool import Broken, Pool
-from lab.smaller import smaller
 from support.programs import NARROWEST, Program, make
 from support.sources import last_raised
 
 BAD = ("failed", "hung", "crashed", "invalid")
 CASE_LIMIT = 120  # seconds after which a case counts as hung; it takes several compiles, some of 40 s each
 STOCK_EVERY = 2  # of the cases that are right, every second one is also run by stock
-KINDS = 5  # of failures that are made smaller
+KINDS = 5  # of failures that become tests
 BINS_PER_DECADE = 4
 MOST_TOLD = 6000  # characters of an exception's text
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A program, its device, its seed (None while it is reduced), and whether stock is run even where
-    mixorder is as exact as eager."""
+    """A program, its device, its seed, and whether stock is run even where mixorder is as exact as eager."""
 
     program: Program
     device: str
-    seed: int | None = None
-    stock: bool = False
+    seed: int
+    stock: bool
 
 
 def work(task: Task) -> Any:
@@ -83,30 +79,6 @@ def kind_of(one: dict[str, Any]) -> str:
     """A key by which failures count as the same: for a crash, the last exception."""
     kind = f"{one['status']} {one['kind']}"
     return f"{kind}, {last_raised(one['message'])[:160]}" if one["kind"] == "crash" else kind
-
-
-def shrink(pool: Pool, task: Task, kind: str, limit: float, until: float) -> Program:
-    """The smallest program found that fails in the same way. Tries as many at once as there are processes."""
-    program = task.program
-    tried: set[Program] = {program}
-    while time.monotonic() < until:
-        for smaller_one in _batches(program, tried, 2 * pool.size):
-            batch = [Task(p, task.device) for p in smaller_one]
-            ended = {t.program: record(t, r) for t, r in pool.run(batch, limit, until)}
-            hits = [p for p in smaller_one if p in ended and kind_of(ended[p]) == kind]
-            if hits:
-                program = hits[0]
-                break
-        else:
-            break
-    return program
-
-
-def _batches(program: Program, tried: set[Program], size: int) -> Iterator[list[Program]]:
-    fresh = (p for p in smaller(program) if p not in tried)
-    while batch := list(dict.fromkeys(itertools.islice(fresh, size))):
-        tried.update(batch)
-        yield batch
 
 
 TEST = '''"""Found by tools/fuzz.py from seed {seed}: {kind}.
@@ -150,18 +122,13 @@ def test_file(program: Program, seed: int, kind: str, message: str, device: str)
     )
 
 
-def shrink_all(pool: Pool, args: argparse.Namespace, found: Sequence[dict[str, Any]]) -> None:
-    """Make the first failure of each kind smaller, and write it as a test."""
-    first = {kind_of(one): one for one in reversed(found) if one["status"] in BAD}
-    (args.out / "failures.json").write_text(
-        json.dumps([one for one in found if one["status"] in BAD], indent=1)
-    )
-    kinds = list(first.items())[:KINDS]
-    for kind, one in kinds:
-        (task,) = tasks(argparse.Namespace(**{**vars(args), "seed": one["seed"], "cases": 1}))
-        until = time.monotonic() + args.shrink_box / len(kinds)
-        limit = CASE_LIMIT / 2
-        program = shrink(pool, task, kind, limit, until)
+def write_tests(args: argparse.Namespace, found: Sequence[dict[str, Any]]) -> None:
+    """Write the failures, and the first one of each kind as a test."""
+    failures = [one for one in found if one["status"] in BAD]
+    (args.out / "failures.json").write_text(json.dumps(failures, indent=1))
+    first = {kind_of(one): one for one in reversed(failures)}
+    for kind, one in list(first.items())[:KINDS]:
+        program = make(one["seed"], small=args.device == "interpreter")
         path = args.out / f"test_fuzz_{one['seed']}.py"
         path.write_text(test_file(program, one["seed"], kind, one["message"], args.device))
         print(f"\nseed {one['seed']}, {kind}: {path}\n{program.source()}", flush=True)
@@ -225,9 +192,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments.parser(__doc__)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
-    parser.add_argument("--time-box", type=float, default=480, help="seconds in all, without the shrinking")
-    more = "seconds for making failures smaller; more with --cases 1 and --seed of one"
-    parser.add_argument("--shrink-box", type=float, default=120, help=more)
+    parser.add_argument("--time-box", type=float, default=480, help="seconds in all")
     parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--out", type=Path, required=True)
@@ -243,9 +208,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         until = started + args.time_box - min(CASE_LIMIT, args.time_box / 4)
         found = pool.logged(tasks(args), CASE_LIMIT, until, args.out / "cases.jsonl", record, told)
         seconds = time.monotonic() - started
-        shrink_all(pool, args, found)
     finally:
         pool.close()
+    write_tests(args, found)
     text = f"{summary(found, seconds)}\n\n{histogram(scaled(found))}"
     (args.out / "errors.txt").write_text(text)
     print(f"\n{text}")

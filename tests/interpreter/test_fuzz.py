@@ -1,5 +1,5 @@
-"""Random programs of tests/support/programs.py; that a bug would be found. tools/fuzz.py makes them smaller:
-`python tools/fuzz.py --device interpreter --workers 1 --seed 3 --cases 1 --out fuzz`."""
+"""Random programs of tests/support/programs.py; that a bug would be found. tools/fuzz.py writes a failing one
+as a test: `python tools/fuzz.py --device interpreter --workers 1 --seed 3 --cases 1 --out fuzz`."""
 
 from __future__ import annotations
 

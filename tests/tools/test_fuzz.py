@@ -1,4 +1,4 @@
-"""The fuzzer's own parts: programs and their shrinking, the comparison, the processes, what is printed."""
+"""The fuzzer's own parts: programs, the comparison, the processes, what is printed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ import pytest
 import torch
 import torch._inductor.ir as ir
 from lab.pool import Broken, Pool
-from lab.smaller import smaller
-from support import differential, effects
+from support import differential
 from support.comparison import Difference, compare
 from support.compilers import by_node
-from support.differential import Outcome, function_of
 from support.discrete import FP8, INTS
-from support.inputs import Example, laid_out, poison
+from support.inputs import laid_out, poison
 from support.programs import LAYOUTS, OPS, Program, Step, make
 
 PLAIN = Program((4, 6), (1,), (0,), (Step("v0", "mul", ("x", "y")),), (("v0", "plain"),))
@@ -45,19 +42,6 @@ def test_every_operator_is_drawn() -> None:
     assert {step.op for p in programs for step in p.steps} == OPS.keys()
     assert {p.int_dtype for p in programs} == {*INTS} and {p.fp8_dtype for p in programs} == {*FP8}
     assert any(0 in p.shape for p in programs) and any(p.oblivious and 0 in p.sizes for p in programs)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_smaller_programs_still_run(seed: int) -> None:
-    """So does one whose steps are gone: their results are inputs then."""
-    program = make(seed, small=True)
-    candidates = list(smaller(program))
-    assert candidates and program not in candidates
-    for candidate in candidates[:: max(1, len(candidates) // 12)]:
-        with effects.group(needed=True):
-            results = Example(candidate, "cpu").run(function_of(candidate))
-            exact = Example(candidate, "cpu", wide=True).run(function_of(candidate))
-        assert [r.shape for r in results] == [e.shape for e in exact]
 
 
 def results(**changes: float) -> list[torch.Tensor]:
@@ -161,39 +145,22 @@ def test_a_program_whose_exact_inputs_are_written_is_not_sound() -> None:
     program = dataclasses.replace(PLAIN, steps=steps, outputs=(("v1", "plain"),))
     assert not program.sound and dataclasses.replace(program, steps=steps[::-1]).sound
     assert all(make(seed, small=True).sound for seed in range(400))
-    assert all(candidate.sound for candidate in smaller(program))
 
 
-class InProcess:
-    """A pool without processes: `failing` says which programs do."""
-
-    size = 2
-
-    def __init__(self, failing: Any) -> None:
-        self.failing = failing
-        self.runs = 0
-
-    def run(self, tasks: list[fuzz.Task], *_: Any) -> Iterator[tuple[fuzz.Task, Outcome]]:
-        for task in reversed(tasks):
-            self.runs += 1
-            yield task, Outcome("failed", "values") if self.failing(task.program) else Outcome("ok")
-
-
-def test_shrinking_leaves_what_fails() -> None:
-    def failing(program: Program) -> bool:
-        return any(s.op == "col_sum" for s in program.steps) and program.shape[-1] >= 3
-
-    big = next(
-        p
-        for p in (make(s, small=True) for s in range(100))
-        if len(p.steps) > 9 and p.shape[-1] > 7 and failing(p)
-    )
-    pool = InProcess(failing)
-    program = fuzz.shrink(pool, fuzz.Task(big, "cpu", 0), "failed values", 1.0, float("inf"))  # type: ignore[arg-type]
-    assert [s.op for s in program.steps] == ["col_sum"] and program.steps[0].args == ("x", "x")
-    assert program.shape[-1] == 3 and set(program.shape[:-1]) == {1}
-    assert program.dtype == "float32" and len(program.outputs) == 1
-    assert pool.runs < 400
+def test_the_first_failure_of_each_kind_becomes_a_test(tmp_path: Path) -> None:
+    args = fuzz.parsed(["--out", str(tmp_path), "--device", "interpreter"])
+    outcomes = [("ok", None), ("failed", "values"), ("failed", "values"), ("failed", "bytes")]
+    found = [
+        {"seed": seed, "status": status, "kind": kind, "message": 'said """so"""'}
+        for seed, (status, kind) in enumerate(outcomes)
+    ]
+    fuzz.write_tests(args, found)
+    texts = {path.name: path.read_text() for path in tmp_path.glob("*.py")}
+    assert texts.keys() == {"test_fuzz_1.py", "test_fuzz_3.py"}
+    for seed in (1, 3):
+        text = texts[f"test_fuzz_{seed}.py"]
+        compile(text, "test", "exec")
+        assert f"PROGRAM = {make(seed, small=True)!r}" in text
 
 
 TASKS = """
