@@ -6,24 +6,10 @@ from pathlib import Path
 import bench
 import pytest
 import torch
-import torch.nn.functional as F
 from lab import backward, providers
 from lab.backward import Absent, Case, Task
 
 from mixorder.inspection.accuracy import relative_error
-
-
-@pytest.mark.parametrize("norm", ["rms", "layer"])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 1), (1, 9), (33, 7), (64, 96)])
-def test_reference_is_autograd_in_float64(norm: str, shape: tuple[int, int]) -> None:
-    inputs = backward.make_inputs(Case(norm, "bf16", "fp32", *shape), "cpu")
-    x, w, *b = (t.detach().double().requires_grad_() for t in inputs.leaves())
-    cols = (shape[1],)
-    y = F.rms_norm(x, cols, w, inputs.eps) if b == [] else F.layer_norm(x, cols, w, b[0], inputs.eps)
-    expected = torch.autograd.grad(y, [x, w, *b], inputs.dy.double())
-    for chunk_elements in (1, 16, 2**24):
-        actual = backward.reference_gradients(inputs, chunk_elements)
-        torch.testing.assert_close(actual, list(expected), rtol=1e-11, atol=1e-11)
 
 
 def test_relative_error_of_zero_reference_and_wrong_shape() -> None:
