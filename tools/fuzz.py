@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -24,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from lab import arguments
-from lab.pool import Broken, Pool
+from lab.measuring import append
+from lab.pool import ENVIRONMENT, Broken, Pool
 from support.programs import NARROWEST, Program, make
 from support.sources import last_raised
 
@@ -60,12 +62,6 @@ def record(task: Task, result: Any) -> dict[str, Any]:
     if isinstance(result, Broken):
         return one | {"status": result.how, "kind": result.how, "message": f"exit code {result.code}"}
     return one | dataclasses.asdict(result) | {"message": result.message[:MOST_TOLD]}
-
-
-def told(one: dict[str, Any]) -> Iterator[str]:
-    """A line for a failure."""
-    if one["status"] in BAD:
-        yield f"seed {one['seed']}: {one['status']}, {one['kind']}: {one['message'][:300]}"
 
 
 def tasks(args: argparse.Namespace) -> Iterator[Task]:
@@ -203,10 +199,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parsed(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    pool = Pool.of_compiles(args.workers, "fuzz", args.device)
+    if args.device == "interpreter":
+        os.environ["TRITON_INTERPRET"] = "1"  # the processes import Triton before they get an environment
+    pool = Pool(args.workers, "fuzz", "work", ENVIRONMENT)
+    found = list[dict[str, Any]]()
+    log = args.out / "cases.jsonl"
+    log.unlink(missing_ok=True)
     try:
         until = started + args.time_box - min(CASE_LIMIT, args.time_box / 4)
-        found = pool.logged(tasks(args), CASE_LIMIT, until, args.out / "cases.jsonl", record, told)
+        for task, result in pool.run(tasks(args), CASE_LIMIT, until):
+            found.append(one := record(task, result))
+            append(log, one)
+            if one["status"] in BAD:
+                told = f"{one['status']}, {one['kind']}: {one['message'][:300]}"
+                print(f"seed {one['seed']}: {told}", flush=True)
+            if len(found) % 100 == 0:
+                print(f"{len(found)} cases", flush=True)
         seconds = time.monotonic() - started
     finally:
         pool.close()

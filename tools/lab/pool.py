@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import multiprocessing
 import multiprocessing.connection as connection
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 FIRST_S = 120  # extra time of a task in a new process
@@ -107,32 +105,6 @@ class Pool:
                     self._warm.add(worker)
                     idle.append(worker)
                 yield worker.task, result
-
-    @classmethod
-    def of_compiles(cls, size: int, module: str, device: str) -> Pool:
-        """Processes that run a module's `work`, which compiles for "cuda" or the "interpreter"."""
-        interpreted = {"TRITON_INTERPRET": "1"} if device == "interpreter" else {}
-        return cls(size, module, "work", ENVIRONMENT | interpreted)
-
-    def logged(
-        self,
-        tasks: Iterable[Any],
-        limit: float,
-        until: float,
-        log: Path,
-        record: Callable[[Any, Any], dict[str, Any]],
-        told: Callable[[dict[str, Any]], Iterable[str]],
-    ) -> list[dict[str, Any]]:
-        """Run tasks, with a line of JSON in `log` for each as it ends: its `record`, of task and result.
-        Prints what is `told` of it. Returns the records."""
-        found = []
-        with log.open("w") as lines:
-            for task, result in self.run(tasks, limit, until):
-                found.append(one := record(task, result))
-                print(json.dumps(one), file=lines, flush=True)
-                for line in (*told(one), *([] if len(found) % 100 else [f"{len(found)} cases"])):
-                    print(line, flush=True)
-        return found
 
     @staticmethod
     def _result(worker: _Worker) -> Any:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.metadata
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +20,19 @@ def describe(cpu: bool) -> dict[str, Any]:
     """The report's header."""
     import torch
 
+    from mixorder.inductor.versions import package_versions
+
     driver = "none"
     if not cpu:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             run = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
             driver = run.stdout.split("\n")[0]
-    versions = {}
-    for name in ("triton", "liger-kernel", "quack-kernels"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "absent"
     device = "CPU" if cpu else torch.cuda.get_device_name(0)
     date, started = time.strftime("%Y-%m-%d %H:%M:%S %Z"), time.time()
-    head = {"device": device, "driver": driver, "torch": torch.__version__, **versions}
+    head = {"device": device, "driver": driver, "torch": torch.__version__}
+    head |= package_versions("triton", "liger-kernel", "quack-kernels")
     return {**head, "date": date, "started": started}
-
-
-@contextlib.contextmanager
-def time_box(seconds: float, what: str) -> Iterator[None]:
-    """End the process with EXIT_TIMEOUT if the body takes longer, also if it hangs in native code."""
-
-    def expire() -> None:
-        print(f"{what}: over {seconds:g} s, starting a new process", file=sys.stderr, flush=True)
-        os._exit(EXIT_TIMEOUT)
-
-    timer = threading.Timer(seconds, expire)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 class Turn:
@@ -73,7 +52,10 @@ class Turn:
         start = time.perf_counter()
         file = self._held.enter_context(self.path.open("a"))
         fcntl.flock(file, fcntl.LOCK_EX)
-        self._held.enter_context(time_box(self.most_s, "a turn on the GPU"))
+        timer = threading.Timer(self.most_s, _expire)
+        timer.daemon = True
+        timer.start()
+        self._held.callback(timer.cancel)
         self._since = time.perf_counter()
         self.waited_s += self._since - start
 
@@ -95,22 +77,24 @@ class Turn:
         self.give_back()
 
 
+def _expire() -> None:
+    """End the process, also if it hangs in native code."""
+    print("a turn on the GPU is over its time, starting a new process", file=sys.stderr, flush=True)
+    os._exit(EXIT_TIMEOUT)
+
+
 def cpu_seconds() -> float:
     """Of this process and the children it has waited for: the work of a compile, whatever else runs."""
     return sum(os.times()[:4])
 
 
 def run_logged(
-    command: Sequence[str], log: Path, limit: float, env: Mapping[str, str], cwd: Path | None = None
+    command: Sequence[str], log: Path, limit: float, env: Mapping[str, str]
 ) -> tuple[int | None, str]:
     """Run a command with all it prints in `log`: its exit status, None where it did not end within `limit`
     seconds, and what it printed."""
     status: int | None = None
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=cwd)
-        try:
-            status = process.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with log.open("w") as out, contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=env, timeout=limit)
+        status = done.returncode
     return status, log.read_text(errors="replace")
