@@ -66,13 +66,12 @@ def measured(args: argparse.Namespace) -> list[Row]:
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments; on the CPU the defaults are small shapes and two providers."""
     parser = arguments.parser(__doc__)
-    every = ("limit", *PROVIDERS)  # older command lines name the limit, which is always measured
     parser.add_argument("--shapes", type=parse_shapes, help=f"default {SHAPES}; 64x96 on the CPU")
     parser.add_argument("--norm", type=names_of(list(EPS)), default=list(EPS))
     parser.add_argument("--dtype", type=names_of(list(DTYPES)), default=["bf16"])
     parser.add_argument("--weight-dtype", choices=DTYPES, help="default: that of x")
     parser.add_argument("--residual", action="store_true", help="dx plus an incoming gradient of x")
-    parser.add_argument("--providers", type=names_of(every), help=f"some of {', '.join(PROVIDERS)}")
+    parser.add_argument("--providers", type=names_of(list(PROVIDERS)), help=f"some of {', '.join(PROVIDERS)}")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/bench")))
     parser.add_argument("--cpu-smoke", action="store_true", help="errors on the CPU, no times")
     parser.add_argument("--time-box", type=float, default=120, help="seconds a provider may take")
@@ -84,7 +83,6 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     args.shapes = args.shapes or parse_shapes(SHAPES if args.timed else "64x96")
     usual = [name for name in PROVIDERS if name != "mixorder_tuned"]
     args.providers = args.providers or (usual if args.timed else ["eager", "stock"])
-    args.providers = [name for name in args.providers if name != "limit"]
     args.cases = [
         Case(norm, dtype, args.weight_dtype or dtype, *shape, args.residual)
         for dtype in args.dtype

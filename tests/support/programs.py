@@ -184,7 +184,7 @@ class Program:
 
     @staticmethod
     def _known(name: str, kind: str, known: dict[str, str]) -> str:
-        """The name, or the kind's own input where shrinking has taken its step away."""
+        """The name, or the kind's own input where the name is none of that kind."""
         wanted = FULL if kind == INPUT else kind
         legal = known.get(name) == wanted and (kind != INPUT or name in KINDS)
         return name if legal else DEFAULTS[kind]
