@@ -59,7 +59,7 @@ class DeclineReason(Enum):
     UNSUPPORTED_DTYPE = (
         "unsupported-dtype",
         "The kernels do not support a dtype of the region.",
-        "Cast before the norm.",
+        "Cast before the norm. Compute a scale's exponent in uint8, and view that as e8m0.",
     )
     DYNAMIC_SHAPE = (
         "dynamic-shape",

@@ -134,7 +134,7 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
     DeclineReason.CYCLE: cycle,
     DeclineReason.ORDER: sent_before_it_is_complete,
     DeclineReason.INPUT_MUTATED: mutated,
-    DeclineReason.UNSUPPORTED_OP: with_value_of_x(lambda mode: (torch.empty((512, 256)),)),
+    DeclineReason.UNSUPPORTED_OP: lambda: traced(lambda x: (*x.max(1), x.sum(0)), FULL),
     DeclineReason.UNSUPPORTED_DTYPE: complex_input,
     DeclineReason.DYNAMIC_SHAPE: with_value_of_x(
         lambda mode: torch.empty_strided((512, 256), (mode.shape_env.create_unbacked_symint(), 1))
@@ -186,6 +186,26 @@ def test_a_product_with_a_number_of_the_data_is_read() -> None:
     """The kernels cannot compute the number; the sums are fused without the product."""
     (record,) = run(symbolic_factor())
     assert isinstance(record, RegionRecord) and {"mul"} <= {one.name for one in record.inputs}
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x, m: (x.argmax(1), x.sum(0)), "argmax along rows and sum over rows"),
+        (lambda x, m: (*x.max(1), x.sum(0)), "max along rows and sum over rows"),
+        (lambda x, m: (x.sum(1), x.min(0)), "sum along rows and min over rows"),
+        (lambda x, m: (x.sum(1), x.var(0)), "sum along rows and var over rows"),
+        (lambda x, m: (x.sum(1), *torch.var_mean(x.exp(), 0)), None),  # it takes the mean
+        (lambda x, m: (x.argmax(1), x.var(1)), None),
+        (lambda x, m: (x.argmax(1), m.sum(0)), None),
+        (lambda x, m: (x.max(1).values, x.sum(0)), None),
+    ],
+)
+def test_two_reductions_that_are_in_no_region_have_a_reason(function: Any, said: str | None) -> None:
+    ends = run(traced(function, FULL, FULL))
+    found = [e for e in ends if isinstance(e, Decline)]
+    assert [e.reason for e in found] == [DeclineReason.UNSUPPORTED_OP] * (said is not None)
+    assert said is None or (said in found[0].detail and found[0].provenance is not None)
 
 
 def test_a_decline_names_its_node() -> None:

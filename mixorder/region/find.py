@@ -17,6 +17,7 @@ from .axes import Reduced, Space, classify, columns_alone, fits, is_inner_like, 
 from .chained_reductions import with_chained_reductions
 from .gathers import is_made_of_pieces
 from .grow import grow
+from .near_misses import near_misses
 from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduced_tensor
 from .provenance import about
 from .region import Region, Seed
@@ -24,7 +25,7 @@ from .sizes import Size, product
 from .slabs import may_be_over_slab, reduced_further, slab_seed
 from .space_analysis import SpaceAnalysis
 from .tile import TileSeed, is_within_tile, may_be_square, tile_seed
-from .turned import may_be_turned, turned_seed
+from .turned import has_known_sizes, may_be_turned, turned_seed
 from .walk import by_position, descendants, needed_for, position, sweep
 
 RegionSearch = Generator[Region | Decline, Region | None, None]
@@ -58,12 +59,15 @@ def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> 
     over_slabs = list(filter(may_be_over_slab, nodes))
     further = reduced_further(graph.nodes)
     yield from numbered.tiles(over_slabs, lambda node: slab_seed(node, further, paired))
+    asked = frozenset(numbered.answered)
     yield from numbered.pairs(outers)
-    left = paired - numbered.grown - numbered.in_tiles
+    left = paired - numbered.grown - asked
     over_slabs = list(filter(may_be_over_slab, by_position(left)))
     yield from numbered.tiles(over_slabs, lambda node: slab_seed(node, further))
-    yield from numbered.tiles(list(filter(may_be_turned, graph.nodes)), turned_seed)
+    narrow = [node for node in graph.nodes if may_be_turned(node) and has_known_sizes(node)]
+    yield from numbered.tiles(narrow, turned_seed)
     yield from numbered.alone(outers)
+    yield from near_misses(graph, numbered.answered)
 
 
 def next_region(regions: RegionSearch, taken: Region | None) -> Region | Decline | None:
@@ -83,8 +87,8 @@ class _Numbered:
         self.joining = joining
         self.count = 0
         self.cycles: dict[Node, Decline] = {}
-        self.in_tiles: set[Node] = set()  # reductions of all that `tiles` yielded
-        self.grown: set[Node] = set()  # those of pairs' regions
+        self.answered: set[Node] = set()  # reductions of all that was yielded
+        self.grown: set[Node] = set()  # those of regions
 
     def tiles(self, nodes: list[Node], seed_of: Callable[[Node], TileSeed | None]) -> RegionSearch:
         """Yield a region for each seed of nodes that end within a tile, or the reason against it. What is not
@@ -95,7 +99,7 @@ class _Numbered:
                 continue
             used = {*seed.inner, *seed.outer, *seed.results}
             tried |= used
-            self.in_tiles |= used
+            self.answered |= used
             try:
                 region = grow(dataclasses.replace(seed, made_for=self.joining), f"region{self.count}")
                 self.count += 1
@@ -169,11 +173,13 @@ class _Numbered:
                 seed = Seed(analysis, space, tuple(inner), tuple(outer), made_for=self.joining)
                 region = grow(seed, f"region{self.count}")
                 self.count += 1
+                self.answered |= used
                 self.grown |= used
                 taken = yield region
                 used = set((taken or region).nodes)
         except Decline as decline:
             about(decline.kept(), by_position(used))
+            self.answered |= used
             if decline.reason is DeclineReason.CYCLE:
                 self.cycles[first] = decline
                 return

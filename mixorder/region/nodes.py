@@ -108,15 +108,6 @@ def shape_of(node: Node) -> tuple[Size, ...] | None:
     return None if any(depends_on_data(s) for n in symbolic for s in n.free_symbols) else shape
 
 
-def traced_shape(node: Node) -> tuple[int, ...] | None:
-    """The shape of a node, with the sizes that symbols had when the graph was traced."""
-    val = fake(node)
-    if val is None or shape_of(node) is None:
-        return None
-    found = [n if isinstance(n, int) else n.node.hint for n in val.shape]
-    return None if None in found else tuple(map(int, found))
-
-
 def operands(node: Node) -> list[Node]:
     """The nodes that a node computes with, other than symbolic numbers."""
     return [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), _NUMBER)]

@@ -7,7 +7,7 @@ graph, never writes it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.fx import Node
@@ -37,23 +37,24 @@ def is_loop(node: Node) -> bool:
 
 class Orders(dict[Node, Order]):
     """The order of each node that was asked for. The first answer for a node stays: a node that is needed in
-    two orders has none that all its neighbours agree with."""
+    two orders has none that all its neighbours agree with. `shape` gives the shapes of nodes."""
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: Node, shape_of: Callable[[Node], tuple[Size, ...] | None] = shape_of) -> None:
         super().__init__()
         self.root = root
-        order = divided((Factor(1, self.size_of(root)),), shape_of(root) or ())
+        self.shape_of = shape_of
+        shape, size = shape_of(root) or (), self.size_of(root)
+        order = divided((Factor(1, size),), shape)
         if order is not None:
             self[root] = order
 
-    @staticmethod
-    def size_of(node: Node) -> Size:
+    def size_of(self, node: Node) -> Size:
         """Elements of a node's tensor."""
-        return product(shape_of(node) or ())
+        return product(self.shape_of(node) or ())
 
     def operand(self, node: Node, arg: Node) -> Order | None:
         """The order in which a node with a known order reads an operand."""
-        order, shape = self[node], shape_of(arg)
+        order, shape = self[node], self.shape_of(arg)
         if shape is None:
             return None
         if is_permutation(node):
@@ -65,7 +66,7 @@ class Orders(dict[Node, Order]):
 
     def result(self, node: Node) -> Order | None:
         """The order of a node from those operands whose orders are known."""
-        shape = shape_of(node)
+        shape = self.shape_of(node)
         known = [arg for arg in operands(node) if arg in self]
         if shape is None or not known:
             return None
@@ -101,9 +102,9 @@ class Orders(dict[Node, Order]):
 
     def _widest(self, node: Node, known: Iterable[Node]) -> Order | None:
         """A pointwise result's order: along each dim that of an operand as long as the result."""
-        shape, runs = shape_of(node) or (), dict[int, Run]()
+        shape, runs = self.shape_of(node) or (), dict[int, Run]()
         for arg in known:
-            own = shape_of(arg) or ()
+            own = self.shape_of(arg) or ()
             for d, n in enumerate(own, start=len(shape) - len(own)):
                 if n != 1:
                     runs.setdefault(d, self[arg][d - len(shape) + len(own)])

@@ -16,8 +16,8 @@ import torch
 from torch.fx import Node
 
 from ..errors import Decline
-from .nodes import traced_shape
 from .region import Region
+from .turned import traced_shape
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
 _ROOT = re.compile(r"^L\[['\"]\w+['\"]\]\.?")

@@ -32,7 +32,6 @@ from .nodes import (
     reduced,
     reduction_kind,
     shape_of,
-    traced_shape,
 )
 from .orders import Orders, is_loop
 from .region import Region
@@ -40,6 +39,7 @@ from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
 from .spans import bytes_of
 from .tile import Growth, TileSeed, above, is_row_major
+from .turned import traced_shape
 from .walk import by_position, dependents, descendants, needed_for, position, sweep
 
 SHORT = 1024  # elements that Inductor holds while it reduces them and computes with each of them again

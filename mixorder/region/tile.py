@@ -10,7 +10,8 @@ Takes the FX graph; finds seeds, and grows a `Region` around each. Reads the gra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeAlias
 
 from torch.fx import Node
 
@@ -38,6 +39,7 @@ from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
 from .walk import ancestors, by_position, closure, dependents, following, inside, needed_for, position, sweep
 
+Shapes: TypeAlias = Callable[[Node], tuple[Size, ...] | None]
 LEAST, MOST = 16, 128  # elements of a block along one axis
 PAIR = 2  # elements of what is packed into a byte: no region is looked for such a reduction
 LEAST_TILES = 8  # with fewer, blocks are whole rows or columns of small tensors
@@ -93,19 +95,21 @@ def ends_in_tile(node: Node, orders: Orders, least: int = LEAST) -> bool:
 def tile_seed(node: Node) -> TileSeed | None:
     """The seed that a reduction within a tile belongs to; None if Inductor's kernels do as well, or nothing
     of full size is computed from the reductions."""
-    root = next(filter(is_row_major, _full_sources(node)), None)
-    if root is None:
+    sources = full_sources(node, shape_of)
+    roots = [n for n in sources if is_row_major(n)]
+    if not roots:
         return None
-    orders = Orders(root)
-    found = _beside(root, orders)
+    orders = Orders(roots[0])
+    found = beside(roots[0], orders, lambda n: ends_in_tile(n, orders))
     if node not in found:
         return None
     outer = [n for n in found if orders.reduced(n)[0].stride > 1]
     inner = [n for n in found if n not in outer]
-    return TileSeed(SpaceAnalysis(orders.size_of(root)), Space(()), tuple(inner), tuple(outer), root=root)
+    analysis = SpaceAnalysis(orders.size_of(roots[0]))
+    return TileSeed(analysis, Space(()), tuple(inner), tuple(outer), root=roots[0])
 
 
-def _full_sources(node: Node) -> list[Node]:
+def full_sources(node: Node, shape_of: Shapes) -> list[Node]:
     """The tensors, as large as its operand, that a reduction is computed from; none where it is along the
     rows of what was not permuted: if others are across rows, one of those is tried."""
     found = above([node])
@@ -115,17 +119,16 @@ def _full_sources(node: Node) -> list[Node]:
     return by_position(n for n in found if not is_loop(n) and product(shape_of(n) or ()) == size)
 
 
-def _beside(root: Node, orders: Orders) -> list[Node]:
-    """The reductions within a tile of what is computed from the elements of `root`; none if a tile does no
+def beside(root: Node, orders: Orders, is_over_blocks: Callable[[Node], bool]) -> list[Node]:
+    """The reductions over blocks of what is computed from the elements of `root`; none if a tile does no
     better than Inductor's kernels, or nothing of full size is computed from the reductions."""
     found, below, size = list[Node](), list[Node](), orders.size_of(root)
 
     def is_below(node: Node) -> bool:
-        within = ends_in_tile(node, orders)
-        if not ((is_loop(node) or within) and orders.find(node)):
+        if not ((is_loop(node) or is_over_blocks(node)) and orders.find(node)):
             return False
         below.append(node)
-        if within and orders.agrees(node):
+        if is_over_blocks(node) and orders.agrees(node):
             found.append(node)
         return True
 

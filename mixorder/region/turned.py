@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import torch
 from torch.fx import Node
 
 from .axes import Space
@@ -19,7 +20,7 @@ from .factors import Factor, Order, boundaries, flat, joined
 from .layouts import has_stated_order, is_computed_by_loops
 from .nodes import fake, is_pointwise, operands, reduced, shape_of
 from .orders import Orders, is_loop
-from .sizes import product
+from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
 from .tile import TileSeed, above
 from .walk import by_position, following, needed_for, position
@@ -31,18 +32,25 @@ def may_be_turned(node: Node) -> bool:
     """Whether a node is pointwise, has elements of one byte, and is stored in the order that it states."""
     val = fake(node)
     narrow = val is not None and val.dtype.itemsize == 1
-    return narrow and is_pointwise(node) and has_stated_order(node) and _has_known_sizes(node)
+    return narrow and is_pointwise(node) and has_stated_order(node)
+
+
+def has_known_sizes(node: Node) -> bool:
+    """Whether no size or stride of a node's tensor is symbolic."""
+    val = fake(node)
+    return val is not None and all(isinstance(n, int) for n in (*val.shape, *val.stride()))
 
 
 def turned_seed(node: Node) -> TileSeed | None:
-    """The seed of a result that is turned; None if it is not, or Inductor computes it beside a reduction."""
+    """The seed of a result that is turned; None if it is not, or Inductor computes it beside a reduction.
+    Symbolic sizes are those that the graph was traced with: such a seed is not to be grown."""
     loops, ends = _split(above([node]))
     loops.add(node)
     analysis = SpaceAnalysis(product(shape_of(node) or ()))
     full = by_position(n for n in ends if analysis.is_full(n))
     if not full or any(map(is_computed_by_loops, full)):
         return None
-    if any(map(analysis.refusal, ends)) or not all(map(_has_known_sizes, ends)):
+    if any(map(analysis.refusal, ends)) or has_known_sizes(node) != all(map(has_known_sizes, ends)):
         return None
     orders = _orders(full[0], loops)
     if not all(n in orders and orders.agrees(n) for n in by_position(loops)):
@@ -72,12 +80,6 @@ def stored_beside(full: Sequence[Node], orders: Orders, analysis: SpaceAnalysis)
                     yield node
 
 
-def _has_known_sizes(node: Node) -> bool:
-    """Whether no size or stride of a node's tensor is symbolic."""
-    val = fake(node)
-    return val is not None and all(isinstance(n, int) for n in (*val.shape, *val.stride()))
-
-
 def _split(nodes: Iterable[Node]) -> tuple[set[Node], set[Node]]:
     """The nodes that are loops, and the others."""
     loops = set(filter(is_loop, nodes))
@@ -85,21 +87,35 @@ def _split(nodes: Iterable[Node]) -> tuple[set[Node], set[Node]]:
 
 
 def _orders(root: Node, loops: Iterable[Node]) -> Orders:
-    orders = Orders(root)
+    orders = Orders(root, traced_shape)
     orders.spread(by_position(loops))
     return orders
+
+
+def traced_shape(node: Node) -> tuple[Size, ...] | None:
+    """The shape of a node, with the sizes that symbols had when the graph was traced."""
+    val = fake(node)
+    return None if val is None or shape_of(node) is None else _traced(val.shape)
+
+
+def _traced(sizes: Iterable[int | torch.SymInt]) -> tuple[int, ...] | None:
+    found = [n if isinstance(n, int) else n.node.hint for n in sizes]
+    return None if None in found else tuple(map(int, found))
 
 
 def innermost(node: Node, order: Order) -> Factor | None:
     """The factor of the elements that lie next to each other in memory; None if none do."""
     val = fake(node)
     assert val is not None
+    shape, strides = _traced(val.shape), _traced(val.stride())
+    if shape is None or strides is None:
+        return None
     run, following = list[Factor](), 1
-    for stride, d in sorted((stride, d) for d, stride in enumerate(val.stride()) if val.shape[d] != 1):
+    for stride, d in sorted((stride, d) for d, stride in enumerate(strides) if shape[d] != 1):
         if stride != following:
             break
         run[:0] = order[d]
-        following *= val.shape[d]
+        following *= shape[d]
     found = joined(run)
     return found[-1] if found else None
 

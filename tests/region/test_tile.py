@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import graphs
 import pytest
 import torch
-from graphs import bf16, f32, in_turn, traced, traced_rows
+from graphs import bf16, f32, in_turn, traced
 from support import quantised
 from torch.fx import Graph
 
+from mixorder.errors import Decline
 from mixorder.region.find import find_regions
 from mixorder.region.region import Region
 from mixorder.region.tile import is_within_tile
@@ -97,8 +99,6 @@ def test_what_comes_between_two_products_is_read() -> None:
         lambda x: (x.view(8, 32, 512).sum(1), x.view(256, 16, 32).sum(2)),
         lambda x: quantised.mx_in_place(x, 8),
         lambda x: quantised.mx_in_place(x, 256),
-        lambda x: quantised.mx_transposed(x, 8),
-        lambda x: quantised.squares(x, 256),
         lambda x: (quantised.whole(x, 0), quantised.whole(x, 1)),
     ],
     ids=[
@@ -108,8 +108,6 @@ def test_what_comes_between_two_products_is_read() -> None:
         "sums that nothing of full size uses",
         "blocks of 8",
         "one block of all rows",
-        "transposed blocks of 8",
-        "squares of 256",
         "whole rows and columns",
     ],
 )
@@ -117,19 +115,113 @@ def test_what_is_left_to_inductor_or_to_a_pair(function: Any) -> None:
     none(function)
 
 
-def test_tiles_have_known_sizes_of_row_major_tensors() -> None:
-    assert not regions(traced_rows(lambda x: quantised.mx_both(x), (SIZE, f32)))
-    assert not regions(traced(lambda x: quantised.mx_both(x), (SIZE, bf16), transposed=[0]))
-
-
 def test_few_blocks_are_whole_rows_and_columns_of_a_small_tensor() -> None:
     none(lambda x: (x / x.sum(0), x / x.sum(1, keepdim=True)), (64, 128))
+
+
+def reasons(graph: Graph) -> list[tuple[str, str]]:
+    """The reasons of what is found, and the spaces of regions."""
+    found = list(find_regions(graph))
+    return [(one.reason.value, one.detail) for one in found if isinstance(one, Decline)] + [
+        ("region", str(one.space)) for one in found if isinstance(one, Region)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "blocks"),
+    [
+        (lambda x: quantised.mx_transposed(x, 48), "48"),
+        (lambda x: (*quantised.mx_rows(x, 48), *quantised.mx_transposed(x, 48)), "48"),
+        (lambda x: quantised.blocks_both(x, 256), "256"),
+        (lambda x: quantised.mx_transposed(x, 8), "8"),
+        (lambda x: quantised.squares(x, 48), "48 x 48"),
+        (lambda x: quantised.squares(x, 256), "256 x 256"),
+    ],
+)
+def test_blocks_of_other_lengths_give_a_reason(function: Any, blocks: str) -> None:
+    detail = f"blocks of {blocks} elements; 16, 32, 64 and 128 are supported"
+    assert reasons(traced(function, ((1536, 768), bf16))) == [("axis-class", detail)]
+
+
+def test_each_tensor_s_blocks_give_a_reason_of_their_own() -> None:
+    def function(x: Any, y: Any) -> Any:
+        return *quantised.mx_transposed(x, 48), *quantised.mx_transposed(y, 256)
+
+    found = reasons(traced(function, ((480, 480), bf16), ((512, 512), bf16)))
+    assert [detail.split()[2] for _, detail in found] == ["48", "256"]
 
 
 def test_blocks_of_other_lengths_in_place_are_a_pair() -> None:
     (region,) = find_regions(traced(lambda x: quantised.mx_in_place(x, 48), ((480, 480), bf16)))
     assert isinstance(region, Region) and region.orders is None
     assert str(region.space) == "batch 10 x row 48 x batch 10 x column 48"
+
+
+def in_place(x: Any) -> Any:
+    """Blocks along rows and columns, with as many rows as there are."""
+    rows, columns = x.view(-1, 16, 32), x.view(-1, 32, 512)
+    return rows / rows.amax(2, keepdim=True), columns / columns.amax(1, keepdim=True)
+
+
+@pytest.mark.parametrize("function", [in_place, quantised.mx_both, lambda x: quantised.mx_transposed(x)])
+def test_symbolic_sizes_give_a_reason(function: Any) -> None:
+    ((reason, detail),) = reasons(graphs.traced_rows(lambda x: function(x), (SIZE, f32)))
+    assert reason == "dynamic-shape" and detail.endswith("x 512, of which every size must be known")
+
+
+def test_a_source_that_lies_column_by_column_gives_a_reason() -> None:
+    ((reason, detail),) = reasons(traced(lambda x: quantised.mx_both(x), (SIZE, bf16), transposed=[0]))
+    assert reason == "layout" and detail == "blocks of a tensor of 256 x 512, which is not row-major"
+
+
+def test_complex_numbers_give_a_reason() -> None:
+    def function(x: Any) -> Any:
+        rows, columns = x.view(256, 16, 32), x.view(8, 32, 512)
+        return rows / rows.sum(2, keepdim=True), columns / columns.sum(1, keepdim=True)
+
+    found = reasons(traced(function, (SIZE, torch.complex64)))
+    assert {reason for reason, _ in found} == {"unsupported-dtype"}
+
+
+def patches(x: Any) -> Any:
+    """14 x 14 points of an image beside each other, normalised."""
+    beside = x.view(16, 16, 14, 16, 14).permute(0, 1, 3, 2, 4).reshape(16, 256, 196)
+    return torch.nn.functional.layer_norm(beside, (196,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.layer_norm(x.view(1792, 448), (448,)),
+        lambda x: x.view(448, 16, 7, 16) / x.view(448, 16, 7, 16).mean(2, keepdim=True),
+        lambda x: x.view(896, 2, 448) - x.view(896, 2, 448).mean(1, keepdim=True),
+        lambda x: torch.nn.functional.avg_pool2d(x.view(4, 4, 224, 224), 14),
+        lambda x: torch.nn.functional.group_norm(x.view(4, 256, 14, 56), 8),
+        lambda x: x.view(4, 448, 8, 56).transpose(1, 2).softmax(-1),
+        lambda x: x.view(4, 448, 448).softmax(1),
+        lambda x: x.view(1792, 448).amax(1),
+        lambda x: x.view(28, 64, 448).amax(1),
+        lambda x: x.view(14, 128, 448).sum(1),
+        lambda x: quantised.mx_rows(x, 56),
+        patches,
+    ],
+    ids=[
+        "a norm of rows",
+        "a mean of a dim",
+        "a mean of two rows",
+        "pooling",
+        "groups of channels",
+        "a softmax of heads",
+        "a softmax over a dim",
+        "a largest element of rows",
+        "scales alone",
+        "sums over a part of the rows",
+        "blocks of 56 along rows",
+        "a norm of patches",
+    ],
+)
+def test_what_has_no_blocks_gives_no_reason(function: Any) -> None:
+    assert not reasons(traced(lambda x: function(x), ((1792, 448), f32)))
 
 
 def test_squares_may_be_rows_of_a_permuted_tensor() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from expecttest import TestCase
 from graphs import bf16, f32, node, snapshot, told, traced, traced_rows
@@ -135,7 +137,7 @@ few rows. nothing
 in place. nothing
 scales of rows. nothing
 a norm. nothing
-blocks of another length. nothing
+blocks of another length. axis-class
 pieces. nothing
 for a product that takes any. nothing
 a sum that a kernel ends with. nothing""",
@@ -166,8 +168,26 @@ def test_the_elements_that_lie_next_to_each_other() -> None:
     assert innermost(clone, orders[clone]) == Factor(512, 256)
 
 
-def test_symbolic_sizes_are_left_to_inductor() -> None:
-    assert not list(find_regions(traced_rows(lambda x, s: cast(x, s).t().contiguous(), X, ((512,), f32))))
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, s: cast(x, s).t().contiguous(),
+        lambda x, s: (cast(x, s), cast(x.t().contiguous(), s[:, None])),
+    ],
+)
+def test_symbolic_sizes_give_a_reason(function: Function) -> None:
+    (decline,) = find_regions(traced_rows(lambda *x: function(*x), X, ((512,), f32)))
+    assert isinstance(decline, Decline) and decline.reason.value == "dynamic-shape"
+    found = re.fullmatch(
+        r"a transposed result of 512 x s\d+, of which every size must be known", decline.detail
+    )
+    assert found is not None
+
+
+@pytest.mark.parametrize("name", ["as eager lays it out", "two bytes", "heads", "a copy of bytes"])
+def test_what_is_not_turned_gives_no_reason(name: str) -> None:
+    function, specs = NOT_TURNED[name]
+    assert not list(find_regions(traced_rows(lambda *x: function(*x), *specs)))
 
 
 def test_what_is_predicted_to_save_nothing_is_left_as_it_is() -> None:
