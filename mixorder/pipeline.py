@@ -63,6 +63,7 @@ from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
 from .transform.one_hot import sum_one_hot
 from .transform.operators import contract
+from .transform.relative import in_two_steps
 from .transform.reorder import merge, reorder
 from .transform.same_bits import same_bits_sooner
 from .transform.split import split_outer
@@ -363,7 +364,7 @@ def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopPr
     show("region.txt", region)
     if region.orders is not None:
         blocked = step("lower", lower_tile, region)
-        show("loops.txt", blocked, Form.BLOCKED)
+        blocked = show("loops.txt", step("relative", in_two_steps, blocked, None), Form.BLOCKED)
         step("lower", check_printable, blocked)
         if blocked.over_slabs:
             return blocked, blocked
@@ -371,7 +372,8 @@ def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopPr
         return blocked, step("contract", contract, blocked, {total.name: own.name for own, total in pairs})
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)
-    loops = step("one_hot", sum_one_hot, lowered)
+    loops = step("relative", in_two_steps, lowered)
+    loops = step("one_hot", sum_one_hot, loops)
     loops = show("split.txt", step("split", split_outer, loops), Form.SPLIT)
     loops = show("reordered.txt", step("reorder", reorder, loops), Form.REORDERED)
     loops = step("same_bits", same_bits_sooner, loops, device.saturates, device.runs_ptx)

@@ -15,7 +15,7 @@ from .codegen.source import KernelSource
 from .errors import Decline
 from .ir.dtypes import short_dtype
 from .ir.program import LoopProgram
-from .region.nodes import fake, is_mean, is_moment, is_variance, size_of, stated_by
+from .region.nodes import fake, is_mean, is_moment, is_relative_sum, is_variance, size_of, stated_by
 from .region.provenance import Provenance, provenance_of
 from .region.region import Region
 from .region.sizes import Size
@@ -173,6 +173,8 @@ def _numel(node: Node) -> int:
 
 def _op(node: Node) -> str:
     """`sum`, `mean`, `amax`, `max`, `var` and so on."""
+    if is_relative_sum(node):
+        return "sum"
     if is_moment(node) or is_mean(node) or is_variance(node):
         return "mean" if is_mean(node) else "var"
     return str(stated_by(node).target).split(".")[1]

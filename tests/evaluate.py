@@ -131,7 +131,9 @@ class _Run:
                 return found if found.ndim else found.reshape([1] * len(self.axes))
             case Reduce():
                 dims = [i for i, axis in enumerate(self.axes) if axis.symbol in stmt.axes]
-                return reduced(stmt.kind, self.spread(stmt.value, dims), dims).to(stmt.dtype)
+                value = self.spread(stmt.value, dims)
+                value = value if stmt.peak is None else (value - self.values[stmt.peak.name]).exp()
+                return reduced(stmt.kind, value, dims).to(stmt.dtype)
             case Carry():
                 return self.values[stmt.value.name]
             case Store():
@@ -183,7 +185,9 @@ class _Run:
         value = value.reshape(-1, *value.shape[len(others) :])
         dtype = self.whole.memory[stmt.buffer].dtype
         for split in range(self.whole.splits):
-            total = reduced(stmt.kind, value[split :: self.whole.splits], [0]).to(dtype)
+            own = value[split :: self.whole.splits]
+            own = own if stmt.peak is None else (own - own.amax(0)).exp()
+            total = reduced(stmt.kind, own, [0]).to(dtype)
             place = self.index(stmt.index, split).permute(*others, *kept).reshape(total.shape[1:])
             self.write(stmt.buffer, place, total[0])
 

@@ -31,6 +31,7 @@ from mixorder.strategies.cooperative import COOPERATIVE
 from mixorder.strategies.persistent import PERSISTENT
 from mixorder.strategies.short_sums import SHORT_SUMS
 
+prims = torch.ops.prims
 Tensors = tuple[Tensor, ...]
 Function = Callable[..., Tensors]
 
@@ -149,6 +150,14 @@ def values_of_maxima(s: Space, x: Tensor, y: Tensor) -> Tensors:
     return y - s.rows(x, "max"), s.columns(x.abs(), "max"), s.columns(x * y)
 
 
+def softmaxes(s: Space, x: Tensor, y: Tensor) -> Tensors:
+    """The largest elements and sums of exponentials along both dims, of which the latter are relative."""
+    value = x.to(torch.promote_types(x.dtype, f32)) * 30
+    (row,), (column,) = s.inner, s.outer
+    _, sums = prims.prepare_softmax_online(value, row)
+    return y * sums, *prims.prepare_softmax_online(value, column), s.columns(x * y)
+
+
 def dropped(s: Space, x: Tensor, y: Tensor, keep: Tensor) -> Tensors:
     """A mask is carried with the rest."""
     value = torch.where(keep, x * 2, 0.0)
@@ -243,12 +252,13 @@ PROGRAMS: dict[Function, tuple[torch.dtype, ...]] = {
     labelled: (f32,),
     behind_a_gather: (f32, bf16),
     columns: ALL,
+    softmaxes: ALL,
 }
 # With a batch or a common axis, or over slabs; of a DiT block some norms have one.
 NOT_SHARED = ["Cohere QK-norm", "adaLN", "DiT block", "mean over tokens after"]
 NOT_SHARED += ["conv bias and gate", *OVER_SLABS]
-PLAIN = (labelled, values_of_maxima)  # of one dim a side
-NOT_EMPTY = (extremes, values_of_maxima)  # nothing has no largest element
+PLAIN = (labelled, values_of_maxima, softmaxes)  # of one dim a side
+NOT_EMPTY = (extremes, values_of_maxima, softmaxes)  # nothing has no largest element
 ROUGH = (many,)  # with sums of sums, whose terms cancel
 
 

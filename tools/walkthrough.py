@@ -42,6 +42,7 @@ FX graph of forward or backward, after Inductor's own passes
    v                 -> Region, or Decline with a reason
    |  lower          pointwise operators through Inductor's own lowerings
    v                 -> LoopProgram:  for row: for col: ...    for col: for row: ...
+   |  relative       a sum of exponentials along a row becomes differences to the row's maximum, and their sum
    |  one_hot        the sum of a row whose elements are equal in all columns but one needs no loop
    |  split          outer reduction -> partial_accumulate per program, and a finalisation
    |  reorder        rows outermost in every nest

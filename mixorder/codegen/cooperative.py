@@ -27,6 +27,7 @@ from ..ir.program import (
     Reduce,
     Store,
 )
+from ..ir.reductions import AMAX
 from ..schedule.plan import Plan
 from ..transform.cooperative import MAILBOX, slots_of
 from .exchange import POLLS, Record, carried, word
@@ -370,6 +371,17 @@ class _CooperativeWriter(Writer):
 
     def totals(self, stmt: PartialAccumulate) -> Iterator[str]:
         yield " - ".join(self.accumulators(stmt))
+
+    def add_relative(self, stmt: PartialAccumulate, value: str) -> None:
+        """Add the exponentials of a tile's rows, relative to the maximum that the tile moves."""
+        dtype, (acc,), before = self.dtype(stmt), self.accumulators(stmt), self.peak(stmt)
+        value = str(self.ops.define(value, dtype))
+        highest = self.combined(AMAX, before, self.reduced_along(AMAX, dtype, value, 0, 2), dtype)
+        highest = str(self.ops.define(highest, dtype))
+        base = self.ops.define(f"tl.where({highest} == float('-inf'), 0.0, {highest})", dtype)
+        scale, terms = (self.exponential(f"({one} - {base})", dtype) for one in (before, value))
+        total = self.reduced_along(stmt.kind, dtype, str(terms), 0, 2)
+        self.code.writeline(f"{acc} = {acc} * {scale} + {total}")
 
 
 def _seen(phase: int, group: int, row: int) -> str:

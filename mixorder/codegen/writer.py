@@ -11,6 +11,7 @@ lane by lane.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import ChainMap
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import NamedTuple
@@ -36,7 +37,7 @@ from ..ir.program import (
     Statement,
     Store,
 )
-from ..ir.reductions import ReductionKind
+from ..ir.reductions import AMAX, ReductionKind
 from .kernel_text import KernelText, filler, identity
 from .programmatic_launch import released
 from .source import KernelSource, LaunchConfig
@@ -44,6 +45,7 @@ from .source import KernelSource, LaunchConfig
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
 SHIFTED = "start + lane_offset"
 NEAR, WHOLE = "near", "whole"
+LOG2_E = math.log2(math.e)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,6 +282,10 @@ class Writer(KernelText):
         return value
 
     def accumulate(self, stmt: PartialAccumulate) -> None:
+        if stmt.peak is not None:
+            dims = self.masked_dims(stmt)
+            self.add_relative(stmt, self.masked_value(stmt.value.name, AMAX, self.dtype(stmt), dims))
+            return
         dims, dtype = self.masked_dims(stmt), self.dtype(stmt)
         value = self.masked_value(stmt.value.name, stmt.kind, dtype, dims)
         self.add(stmt, self.reduced_along(stmt.kind, dtype, value, 0, 2) if self.folds(stmt) else value)
@@ -306,6 +312,26 @@ class Writer(KernelText):
         self.code.writeline(f"{error[0]} = tl.where({finite}, ({total} - {acc}) - {term}, 0.0)")
         self.code.writeline(f"{acc} = {total}")
 
+    def add_relative(self, stmt: PartialAccumulate, value: str) -> None:
+        """Add an exponential relative to the maximum, whose accumulators do not have the value yet. One
+        exponential scales what is less: the sum before, or the new term. Lanes without an element have minus
+        infinity, and add nothing."""
+        dtype, (acc,) = self.dtype(stmt), self.accumulators(stmt)
+        value = self.ops.define(value, dtype)
+        more = self.ops.define(f"{value} - {self.peak(stmt)}", dtype)
+        less = self.exponential(f"-tl.abs({more})", dtype)
+        less = self.ops.define(f"tl.where({value} == float('-inf'), 0.0, {less})", dtype)
+        self.code.writeline(f"{acc} = tl.where({more} > 0, {acc} * {less} + 1.0, {acc} + {less})")
+
+    def exponential(self, text: str, dtype: torch.dtype) -> CSEVariable:
+        """An exponential of a difference that is not positive. Where the rounding error of the product is
+        large, the result is small."""
+        return self.ops.print("exp2", (self.ops.define(f"{text} * {LOG2_E}", dtype),), {}, dtype)
+
+    def peak(self, stmt: PartialAccumulate) -> str:
+        """The accumulators of the maximum that a sum is relative to."""
+        return f"{stmt.peak}_acc{self.dims[1].suffix}"
+
     def reduced_dims(self, stmt: PartialAccumulate) -> tuple[TileDim, ...]:
         """The tile dims that a partial does not keep: rows, and a common axis."""
         return tuple(d for d in self.dims if d.symbol not in stmt.index.free_symbols)
@@ -315,10 +341,19 @@ class Writer(KernelText):
         if self.dims[1].symbol in self.symbols(stmt.index):
             for _ in self.chunks():
                 value = " - ".join(self.accumulators(stmt))
-                yield self.over_tile(stmt, value)
+                yield self.over_tile(stmt, value if stmt.peak is None else self.relative(stmt, value))
             return
         values = [" - ".join(self.accumulators(stmt)) for _ in self.chunks()]
         yield self.over_tile(stmt, self.joined(stmt.kind, values, self.dtype(stmt)))
+
+    def relative(self, stmt: PartialAccumulate, value: str) -> str:
+        """The sums of a tile's rows, relative to the maximum of these rows."""
+        dtype, own = self.dtype(stmt), self.peak(stmt)
+        highest = own
+        for dim in self.reduced_dims(stmt):
+            highest = self.reduced_along(AMAX, dtype, highest, self.dims.index(dim), 2)
+        factor = self.exponential(f"({own} - {highest})", dtype)
+        return f"tl.where({own} == float('-inf'), 0.0, {value} * {factor})"
 
     def over_tile(self, stmt: PartialAccumulate, value: str) -> str:
         for dim in self.reduced_dims(stmt):

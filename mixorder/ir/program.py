@@ -139,7 +139,8 @@ class Reduce:
     """`name = kind over axes of value`: closes the loops over `axes`; the result does not depend on them.
 
     `dtype`: of the value, the accumulator and the result. `stored`: the dtype that the graph states for the
-    result; the next statement casts to it.
+    result; the next statement casts to it. `peak`: the maximum of the same elements; the sum is then of the
+    exponentials of the differences to it.
     """
 
     name: str
@@ -148,17 +149,21 @@ class Reduce:
     axes: tuple[sympy.Symbol, ...]
     dtype: torch.dtype
     stored: torch.dtype
+    peak: Ref | None = None
 
     def __str__(self) -> str:
         axes = ", ".join(map(str, self.axes))
-        return f"%{self.name}: {short_dtype(self.dtype)} = {self.kind.name}[{axes}]({self.value})"
+        value = str(self.value) if self.peak is None else f"exp({self.value} - {self.peak})"
+        return f"%{self.name}: {short_dtype(self.dtype)} = {self.kind.name}[{axes}]({value})"
 
 
 @dataclasses.dataclass(frozen=True)
 class PartialAccumulate:
     """`buffer[index] = kind(buffer[index], value)`: pointwise, one accumulator per split and column.
 
-    `compensated`: a sum that carries the rounding error of each addition into the next (Kahan 1965).
+    `compensated`: a sum that carries the rounding error of each addition into the next (Kahan 1965). `peak`:
+    the buffer of the maximum of the same values; the sum is then of the exponentials of the differences to
+    it, and is scaled where the maximum grows (Milakov and Gimelshein 2018). It comes before the maximum.
     `moments`: unless 0, it has three results, so many elements apart: how many values there are, their mean,
     and the sum of the squares of their differences to it.
     """
@@ -168,11 +173,13 @@ class PartialAccumulate:
     kind: ReductionKind
     value: Ref
     compensated: bool = False
+    peak: str | None = None
     moments: int = 0
 
     def __str__(self) -> str:
         how = " compensated" if self.compensated else " moments" if self.moments else ""
-        return f"partial_accumulate{how} {self.buffer}[{self.index}] {self.kind.combine}= {self.value}"
+        value = str(self.value) if self.peak is None else f"exp({self.value} - {self.peak})"
+        return f"partial_accumulate{how} {self.buffer}[{self.index}] {self.kind.combine}= {value}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,6 +258,8 @@ def operands(stmt: Statement) -> Iterator[str]:
         yield from (ref.name for ref in stmt.values)
     elif not isinstance(stmt, Accumulated):
         yield stmt.value.name
+        if isinstance(stmt, Reduce) and stmt.peak is not None:
+            yield stmt.peak.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,12 +297,14 @@ class Nest:
         return deps
 
     def reductions_above(self) -> dict[str, int]:
-        """How many dependent reductions precede each value (a `Reduce` counts for its users)."""
+        """How many dependent reductions precede each value (a `Reduce` counts for its users). A sum and the
+        maximum that it is relative to are computed together."""
         above: dict[str, int] = {}
         reduced: set[str] = set()
         for stmt in self.statements:
             if isinstance(stmt, Value):
-                above[stmt.name] = max((above[n] + (n in reduced) for n in operands(stmt)), default=0)
+                used = [stmt.value.name] if isinstance(stmt, Reduce) else operands(stmt)
+                above[stmt.name] = max((above[n] + (n in reduced) for n in used), default=0)
             if isinstance(stmt, Reduce):
                 reduced.add(stmt.name)
         return above

@@ -134,6 +134,10 @@ def _verify_values(program: LoopProgram, nest: Nest) -> None:
             defined.add(stmt.name)
             if stmt.dtype == BOOL:
                 bools.add(stmt.name)
+        if isinstance(stmt, PartialAccumulate) and stmt.peak is not None:
+            behind = nest.statements[nest.statements.index(stmt) :]
+            maxima = [s for s in behind if isinstance(s, PartialAccumulate) and s.buffer == stmt.peak]
+            _require([s.value for s in maxima] == [stmt.value], "{} is behind its maximum", stmt)
         if isinstance(stmt, Reduce):
             _require(set(stmt.axes) <= symbols, "{} reduces a loop that is not there", stmt)
 

@@ -41,12 +41,13 @@ from ..ir.program import (
     index_symbols,
     operands,
 )
-from ..ir.reductions import ReductionKind
+from ..ir.reductions import AMAX, ReductionKind
 from ..region.nodes import (
     correction,
     fake,
     is_mean,
     is_moment,
+    is_relative_sum,
     is_variance,
     reduction_kind,
 )
@@ -326,6 +327,9 @@ class Tracer:
                 centred = ops.sub(OpsValue(value), OpsValue(mean))
                 value = unwrapped(ops.mul(centred, centred))
             traced = self.mean(kind, value, symbols, count, stored, correction(node))
+        elif is_relative_sum(node):
+            peak = self.reduced(AMAX, value, symbols, stored)
+            traced = self.reduced(kind, value, symbols, stored, peak)
         elif is_mean(node):
             traced = self.mean(kind, value, symbols, count, stored, scale=scale)
         else:
@@ -335,13 +339,21 @@ class Tracer:
         return traced
 
     def reduced(
-        self, kind: ReductionKind, value: Traced, symbols: tuple[sympy.Symbol, ...], stored: torch.dtype
+        self,
+        kind: ReductionKind,
+        value: Traced,
+        symbols: tuple[sympy.Symbol, ...],
+        stored: torch.dtype,
+        peak: Traced | None = None,
     ) -> Traced:
-        key = (kind, value.name, symbols)
+        key = (kind, value.name, symbols, peak and peak.name)
         if key not in self._computed:
             name = self.fresh(self.current or kind.name)
             dtype = kind.accumulates_in(stored)
-            self._computed[key] = self.append(Reduce(name, kind, Ref(value.name), symbols, dtype, stored))
+            relative = None if peak is None else Ref(peak.name)
+            self._computed[key] = self.append(
+                Reduce(name, kind, Ref(value.name), symbols, dtype, stored, relative)
+            )
             if kind.selects and value.name in self.halves:
                 self.halves[name] = self.halves[value.name]
         return self._computed[key]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..inductor.graphs import AGAIN, is_lowered_pointwise
+from ..inductor.graphs import AGAIN, is_computed_again, is_lowered_pointwise, prepare_softmax_online
 from ..inductor.symbols import depends_on_data
 from ..ir.dtypes import FLOAT8
 from ..ir.reductions import AMAX, AMIN, SUM, XOR, ReductionKind
@@ -32,6 +32,7 @@ REDUCTIONS: dict[object, ReductionKind] = {
     prims.xor_sum.default: XOR,
 }
 MOMENTS = aten.var_mean.correction  # gives a pair; each `getitem` counts as a reduction of the operand
+SOFTMAX = prepare_softmax_online  # likewise: the largest elements, and sums of exponentials relative to them
 EXTREMA = {aten.max.dim: AMAX, aten.min.dim: AMIN}  # values and indices; only the values are a reduction
 
 VIEWS = frozenset(
@@ -77,7 +78,7 @@ def is_pair(node: Node) -> bool:
     """Whether a node gives two tensors, and all that are used count as reductions of its operand."""
     if node.target in EXTREMA:
         return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
-    return node.target is MOMENTS
+    return node.target in (MOMENTS, SOFTMAX)
 
 
 def float_bytes(node: Node) -> int:
@@ -190,6 +191,8 @@ def reduction_kind(node: Node) -> ReductionKind | None:
         return REDUCTIONS.get(node.target) if node.op == "call_function" else None
     if is_moment(node):
         return SUM
+    if _is_of_softmax(node):
+        return SUM if is_relative_sum(node) else AMAX
     return EXTREMA[node.args[0].target] if _is_extremum(node) else None  # type: ignore[union-attr,index]
 
 
@@ -205,6 +208,20 @@ def has_accumulator(node: Node) -> bool:
 def is_moment(node: Node) -> bool:
     """Whether a node is the variance (0) or the mean (1) of a pair of moments."""
     return node.target is operator.getitem and getattr(node.args[0], "target", None) is MOMENTS
+
+
+def _is_of_softmax(node: Node) -> bool:
+    return node.target is operator.getitem and getattr(node.args[0], "target", None) is SOFTMAX
+
+
+def is_relative_sum(node: Node) -> bool:
+    """Whether a node is the sums of exponentials relative to the largest elements, of a softmax."""
+    return _is_of_softmax(node) and node.args[1] == 1
+
+
+def is_relative(node: Node) -> bool:
+    """Whether a reduction is of what is relative to another one of the same elements."""
+    return is_variance(node) or is_relative_sum(node)
 
 
 def _is_extremum(node: Node) -> bool:
@@ -245,19 +262,28 @@ def reduced_dims(node: Node) -> tuple[int, ...]:
 
 
 def keeps_dims(node: Node) -> bool:
-    return bool(argument(stated_by(node), 2, "keepdim"))
+    node = stated_by(node)
+    if node.target is SOFTMAX:
+        return True
+    return bool(argument(node, 2, "keepdim"))
 
 
 def reduced(node: Node) -> Reduced | None:
     """What a reduction node reduces; None for any other node, for integers and bools, a source of
     data-dependent size, and a sum that is left to Inductor, as its bits have to be those of another graph."""
-    if reduction_kind(node) is None or not isinstance(node.args[0], Node) or node.meta.get(AGAIN):
+    if reduction_kind(node) is None or not isinstance(node.args[0], Node) or _has_bits_of_another(node):
         return None
     val = fake(node)
     if val is None or (is_readable_dtype(val.dtype) and not has_accumulator(node)):
         return None
     shape = shape_of(node.args[0])
     return None if shape is None else Reduced(shape, reduced_dims(node))
+
+
+def _has_bits_of_another(node: Node) -> bool:
+    """Whether a sum is computed in the forward and again in the backward. Inductor's pass that makes the sums
+    of a softmax keeps their policy of checkpointing, and no other metadata."""
+    return bool(node.meta.get(AGAIN)) or (is_relative_sum(node) and is_computed_again(node))
 
 
 def reduced_tensor(node: Node) -> Node:

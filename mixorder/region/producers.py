@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ..errors import Decline
 from ..ir.program import AxisClass
-from .nodes import is_variance, operands, reduced_tensor, reduction_kind
+from .nodes import is_relative, operands, reduced_tensor, reduction_kind
 from .orders import Orders, is_loop
 from .region import Region
 from .tile import TileSeed, above
@@ -80,7 +80,7 @@ def _computed(values: Iterable[Node], region: Region, orders: Orders) -> set[Nod
 
 def _is_over_rows(node: Node, region: Region, orders: Orders) -> bool:
     """Whether a node reduces whole rows, and leaves an element for each of them."""
-    if reduction_kind(node) is None or is_variance(node):
+    if reduction_kind(node) is None or is_relative(node):
         return False
     source = operands(node)[0]
     orders.spread(by_position({n for n in above([node]) if is_loop(n)}.union(region.nodes)))

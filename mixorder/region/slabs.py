@@ -27,6 +27,7 @@ from .nodes import (
     fake,
     is_moment,
     is_permutation,
+    is_relative_sum,
     is_variance,
     operands,
     reduced,
@@ -56,7 +57,7 @@ class SlabSeed(TileSeed):
 def may_be_over_slab(node: Node) -> bool:
     """Whether a node is a sum over some axes of a tensor, and not over all."""
     what, kind = reduced(node), reduction_kind(node)
-    if what is None or kind is None or not kind.compensable:
+    if what is None or kind is None or not kind.compensable or is_relative_sum(node):
         return False
     if _is_statistic(node) and not MOMENTS:
         return False

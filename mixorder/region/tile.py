@@ -24,7 +24,7 @@ from .nodes import (
     fake,
     is_constant,
     is_permutation,
-    is_variance,
+    is_relative,
     operands,
     reduced,
     reduction_kind,
@@ -285,7 +285,7 @@ class Growth:
 
     def spans_rows(self, node: Node) -> bool:
         """Whether a node is a reduction over all rows, which leaves an element for each column."""
-        if reduction_kind(node) is None or is_variance(node) or not self.order(node):
+        if reduction_kind(node) is None or is_relative(node) or not self.order(node):
             return False
         return not ends_in_tile(node, self.orders) and self.orders.over(node) is AxisClass.ROW
 

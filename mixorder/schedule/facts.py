@@ -470,7 +470,9 @@ def words_of(value: Load | Compute | Reduce | Buffer) -> int:
     return max(1, value.dtype.itemsize // 4)
 
 
+RELATIVE = "relative_sum"  # an addition to a sum of exponentials that is relative to a maximum
 UNMEASURED = {
+    RELATIVE: 16,
     "unpacked_bfloat16": 0,  # a part of the load
 }
 PRICES: dict[str, int] = (
@@ -483,7 +485,8 @@ them."""
 
 def instructions(program: LoopProgram) -> int:
     """Machine instructions that the main loop computes per element of a tile, without loads and stores."""
-    return sum(map(cost_of, _computed_per_element(program)))
+    relative = [s for s in program.nests[0].body if isinstance(s, PartialAccumulate) and s.peak is not None]
+    return sum(map(cost_of, _computed_per_element(program))) + PRICES[RELATIVE] * len(relative)
 
 
 def instructions_by_node(program: LoopProgram) -> dict[str, int]:

@@ -32,12 +32,13 @@ from ..ir.program import (
     Store,
     operands,
 )
-from .facts import cost_of
+from .facts import PRICES, RELATIVE, cost_of
 from .layout import SAMPLE, Sizes, offsets, per_access, sizes_of
 
 ACROSS_LINE = 8  # elements across a line's direction, of the part of a tile that is looked at
 DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
 ADDRESS = 4  # of an address of 64 bits and its predicate
+IN_A_LOOP = 28  # of Inductor's sum that is relative to a maximum: two exponentials, triton 3.7.1
 MOMENTS = 6  # of a mean and a variance, for each of four elements whose moments are joined with others
 # Functions that reduce their argument, once for all of the same one, with a loop for large ones: a thread has
 # its elements one after the other.
@@ -158,9 +159,10 @@ def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement])
                 reduced.add(stmt.args)
                 branches += _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Reduce):
-            found += _extent(program, nest, deps[stmt.value.name])
+            each = 1 if stmt.peak is None else IN_A_LOOP
+            found += each * _extent(program, nest, deps[stmt.value.name])
         elif isinstance(stmt, PartialAccumulate):
-            each = COMPENSATED if stmt.compensated else 1
+            each = COMPENSATED if stmt.compensated else 1 if stmt.peak is None else PRICES[RELATIVE]
             each = MOMENTS if stmt.moments else each
             found += each * _extent(program, nest, deps[stmt.value.name])
     return Work(0, 0, found, branches=branches)

@@ -16,6 +16,7 @@ import dataclasses
 import sympy
 import torch
 
+from ..errors import Decline, DeclineReason
 from ..ir.dtypes import added_up_in
 from ..ir.program import (
     NUM_SPLITS,
@@ -52,11 +53,16 @@ def split_outer(program: LoopProgram) -> LoopProgram:
         if not outers:
             nests.append(nest)
             continue
+        relative = [r for r in outers if r.peak is not None]
+        if relative and program.axis(AxisClass.COMMON) is not None:
+            detail = "sums of exponentials along an axis that the inner reduction reduces too"
+            raise Decline(DeclineReason.AXIS_CLASS, detail, relative[0].name.partition(".")[0])
         col_loops = _result_loops(nest)
         buffers_of = {r.name: _workspace(i, r.dtype, col_loops) for i, r in enumerate(outers)}
         buffers.extend(buffers_of.values())
         workspaces = {name: (ws.name, _index(ws, col_loops)) for name, ws in buffers_of.items()}
-        compensated = [r for r in outers if r.kind.compensable and _is_stored_in_fp32(program, nest, r)]
+        plain = (r for r in outers if r.kind.compensable and r.peak is None)
+        compensated = [r for r in plain if _is_stored_in_fp32(program, nest, r)]
         nests.append(_partial_nest(nest, outers, compensated, workspaces, split))
         nests.append(final_nest(nest, outers, compensated, workspaces, split, col_loops))
     return dataclasses.replace(program, buffers=tuple(buffers), nests=tuple(nests))
@@ -86,7 +92,16 @@ def _partial_nest(
     loops: list[Axis] = []
     for axis in nest.loops:
         loops.extend((split, axis) if axis.kind is AxisClass.ROW else (axis,))
-    roots = [PartialAccumulate(*workspaces[r.name], r.kind, r.value, r in compensated) for r in outers]
+    roots = [
+        PartialAccumulate(
+            *workspaces[r.name],
+            r.kind,
+            r.value,
+            r in compensated,
+            workspaces[r.peak.name][0] if r.peak else None,
+        )
+        for r in sorted(outers, key=lambda r: r.peak is None)  # before the maxima, which they change with
+    ]
     return Nest(tuple(loops), closure(nest.body, roots))
 
 
@@ -109,11 +124,14 @@ def final_nest(
     """The nest that adds up the partials of `outers` over the splits, and computes what follows from them.
     `workspaces`: by the name of each, its buffer and the index into it."""
     body: list[Statement] = []
-    for r in outers:
+    for r in sorted(outers, key=lambda r: r.peak is not None):  # behind the maxima
         dtype = added_up_in(r.dtype) if r in compensated else r.dtype
         partial = Load(f"{r.name}.partial", *workspaces[r.name], dtype)
         total = Reduce(r.name, r.kind, Ref(partial.name), (split.symbol,), dtype, r.stored)
         body.append(partial)
+        if r.peak is not None:
+            body += (scaled := _relative_to_all(partial, r.peak.name))
+            total = dataclasses.replace(total, value=Ref(scaled[-1].name))
         if dtype == r.dtype:
             body.append(total)
         else:
@@ -125,3 +143,14 @@ def final_nest(
     stores = [s for s in nest.body if isinstance(s, Store)]
     body = [s for s in body if not isinstance(s, Store)]
     return Nest((*col_loops, split), closure(body, stores))
+
+
+def _relative_to_all(partial: Load, peak: str) -> list[Compute]:
+    """A program's sum of exponentials, relative to the maximum of all programs instead of its own: nothing
+    where its elements are all minus infinity, and NaN as in eager mode where those of all programs are."""
+    own, dtype, name = Ref(f"{peak}.partial"), partial.dtype, partial.name
+    return [
+        Compute(f"{name}.difference", "sub", (own, Ref(peak)), (), dtype),
+        Compute(f"{name}.factor", "exp", (Ref(f"{name}.difference"),), (), dtype),
+        Compute(f"{name}.scaled", "mul", (Ref(name), Ref(f"{name}.factor")), (), dtype),
+    ]

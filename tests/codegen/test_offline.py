@@ -77,6 +77,16 @@ def cross_entropy(rows: int, cols: int) -> Graph:
     return traced(function, ((rows, cols), bf16), ((rows, 1), torch.int64), ((rows, 1), f32))
 
 
+def both_softmaxes(rows: int, cols: int) -> Graph:
+    """The maxima and sums of a contrastive loss, of the logits and of their transpose."""
+
+    def function(x: Any) -> Any:
+        sums = (torch.ops.prims.prepare_softmax_online(x.to(f32), dim) for dim in (0, 1))
+        return tuple(one for both in sums for one in both)
+
+    return traced(function, ((rows, cols), bf16))
+
+
 def row_value(rows: int, cols: int) -> Graph:
     """A column's sum of what every column of a row has alike: a thread must not come to hold them all."""
 
@@ -105,6 +115,7 @@ SHARED: dict[str, Callable[[], Graph]] = {
     "two_stages": functools.partial(two_stages, 4096, 16384),
     "cross_entropy": functools.partial(cross_entropy, 8192, 32000),
     "row_value": functools.partial(row_value, 6, 20000),
+    "both_softmaxes": functools.partial(both_softmaxes, 32768, 32768),
     "layer_odd_wide": functools.partial(graphs.layer_norm_backward, 8192, 16385),
 }
 
@@ -135,6 +146,7 @@ SPILLED = {
     ("sm_90", "layer_fp32_wide"): 8,
     ("sm_90", "layer_odd_wide"): 24,
     ("sm_90", "row_value"): 72,
+    ("sm_90", "both_softmaxes"): 8,
     **{(target, "two_stages"): 320 for target in TARGETS},
 }
 
