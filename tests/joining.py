@@ -53,8 +53,6 @@ JOINS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
     "sum of padded": lambda parts: _sum(F.pad(p, (i * COLS, (3 - i) * COLS)) for i, p in enumerate(parts)),
     "cat of permuted": lambda parts: torch.cat([p.view(4, ROWS // 4, -1).transpose(0, 1) for p in parts], 2),
 }
-COPIED = ("cat of heads", "sum of selected", "cat of permuted")
-"""Of the joins, those that copy: they take views of the parts."""
 ORDERS = {"first": [0, 1, 2, 3], "last": [2, 3, 1, 0]}
 
 

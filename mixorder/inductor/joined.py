@@ -12,13 +12,14 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from .graphs import our_kernel
 
 aten = torch.ops.aten
 
-# Of the `cat` that is lowered, the operands that launches of ours wrote: buffers and nodes.
+# Of the `cat` that is lowered, the operands that launches of ours wrote: buffers, and nodes that show them.
 _written: ContextVar[tuple[tuple[Any, Node], ...]] = ContextVar("mixorder_written", default=())
 
 
@@ -69,15 +70,22 @@ def needs_no_copy(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _launched(lowering: Any, cat: Node) -> Iterator[tuple[Any, Node]]:
     operands: Any = cat.args[0]
-    for node in operands:
+    for operand in operands:
+        user, node = cat, operand
+        while _is_view(node) and list(node.users) == [user]:
+            user, node = node, node.args[0]
         others = [u for u in node.users if our_kernel(u.kwargs.get("kernel_idx")) is None]
         is_written = node.target is aten.empty_strided.default and len(others) < len(node.users)
-        if is_written and others == [cat] and operands.count(node) == 1:
-            yield _buffer(lowering.env[node]), node
+        if is_written and others == [user] and operands.count(operand) == 1:
+            yield _buffer(lowering.env[operand]), operand
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def _operand(source: Any) -> tuple[Any, Node | None]:
-    """The buffer that a launch wrote, and its node; None for any other operand."""
+    """The buffer that a launch wrote, and the node that shows it; None for any other operand."""
     buffer = _buffer(source)
     return buffer, next((node for one, node in _written.get() if one is buffer), None)
 

@@ -6,13 +6,14 @@ A kernel of ours writes such a part to its place in the whole, as Inductor's loo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
+import sympy
 import torch
 from torch.fx import Node
 
 from ..inductor.tensors import padded_strides
-from .layouts import is_read_as_stated, is_row_major
+from .layouts import is_read_as_stated, is_row_major, is_strided
 from .nodes import argument, fake, shape_of
 
 aten = torch.ops.aten
@@ -41,22 +42,61 @@ def parts_of(nodes: Iterable[Node], members: Collection[Node]) -> dict[Node, Par
 
 
 def _part_of(node: Node, members: Collection[Node]) -> Part | None:
-    """The place that a kernel can write a result to: a `cat` takes it, and nothing else but `members` does;
-    the whole is stored, and the place starts at a boundary of memory."""
+    """The place that a kernel can write a result to: a `cat` takes it, or a view of it, and nothing else but
+    `members` does; the whole is stored, and the place starts at a boundary of memory."""
+    shown = [node]
+    while (user := _only_user(shown[-1], members)) is not None and is_strided(user):
+        shown.append(user)
+    if user is None or user.target is not aten.cat.default or not is_read_as_stated(user):
+        return None
+    operands: list[Node] = list(user.args[0])  # type: ignore[arg-type]
+    whole, *vals = map(fake, (user, *operands))
+    if whole is None or None in map(shape_of, (user, *operands, *shown)):
+        return None
+    if operands.count(shown[-1]) != 1 or any(val.dtype != whole.dtype for val in vals):  # type: ignore[union-attr]
+        return None
+    if not is_row_major(user) or padded_strides(whole) is not None:  # Inductor may put gaps between its rows
+        return None
+    dim: int = argument(user, 1, "dim", 0)
+    before = [shape_of(n)[dim] for n in operands[: operands.index(shown[-1])]]  # type: ignore[index]
+    if not all(isinstance(n, int) for n in (*before, *whole.stride())):
+        return None
+    place = _place(user, dim, sum(before), shown)  # type: ignore[arg-type]
+    return place if place is not None and place.offset % BOUNDARY == 0 else None
+
+
+def _only_user(node: Node, members: Collection[Node]) -> Node | None:
     users = [user for user in node.users if user not in members]
-    if len(users) != 1 or users[0].target is not aten.cat.default or not is_read_as_stated(users[0]):
+    return users[0] if len(users) == 1 else None
+
+
+def _place(whole: Node, dim: int, start: int, shown: Sequence[Node]) -> Part | None:
+    """The place of `shown[0]`, whose last view is the part of `whole` from `start` on. None if its dims
+    have no strides there that are numbers."""
+    every = (m for n in (whole, *shown) for m in shape_of(n) or ())
+    symbols = {s for m in every if not isinstance(m, int) for s in m.free_symbols}
+    large = {s: sympy.Integer(sympy.prime(1000 + i)) for i, s in enumerate(sorted(symbols, key=str))}
+
+    def sizes(node: Node) -> list[int]:
+        return [n if isinstance(n, int) else int(n.xreplace(large)) for n in shape_of(node) or ()]
+
+    val = torch.empty_strided(sizes(whole), fake(whole).stride(), device="meta")  # type: ignore[union-attr]
+    val = val.narrow(dim, start, sizes(shown[-1])[dim])
+    try:
+        for view, source in zip(shown[:0:-1], shown[-2::-1], strict=True):
+            val = _unviewed(val, view, sizes(source))
+    except (RuntimeError, ValueError):
         return None
-    whole, operands = users[0], list[Node](users[0].args[0])  # type: ignore[arg-type]
-    val, *vals = map(fake, (whole, *operands))
-    if val is None or None in map(shape_of, (whole, *operands)):
+    if any(n and n % prime == 0 for n in val.stride() for prime in large.values()):
         return None
-    if operands.count(node) != 1 or any(one.dtype != val.dtype for one in vals):  # type: ignore[union-attr]
-        return None
-    if not is_row_major(whole) or padded_strides(val) is not None:  # Inductor may put gaps between its rows
-        return None
-    dim: int = argument(whole, 1, "dim", 0)
-    before = [shape_of(n)[dim] for n in operands[: operands.index(node)]]  # type: ignore[index]
-    if not all(isinstance(n, int) for n in (*before, *val.stride())):
-        return None
-    offset = sum(before) * val.stride(dim)  # type: ignore[arg-type]
-    return Part(whole, val.stride(), offset) if offset % BOUNDARY == 0 else None
+    return Part(whole, val.stride(), int(val.storage_offset()))
+
+
+def _unviewed(shown: torch.Tensor, view: Node, shape: list[int]) -> torch.Tensor:
+    """What a view shows of a tensor of some shape, given what it is itself. Raises RuntimeError or
+    ValueError where that has no strides."""
+    if view.target is not aten.permute.default:
+        return shown.view(shape)
+    order: list[int] = list(view.args[1])  # type: ignore[arg-type]
+    order = [d % len(order) for d in order]
+    return shown.permute([order.index(d) for d in range(len(order))])

@@ -26,7 +26,6 @@ JOINED: dict[str, Join] = {
     "twice": lambda parts: torch.cat(parts * 2, -1),
     "between boundaries": lambda parts: torch.cat([parts[-1][:, :8], *parts], -1),
     "of another dtype": lambda parts: torch.cat([parts[0], parts[-1].float()], -1),
-    "behind views": lambda parts: torch.cat([p.view(ROWS // 4, 4, -1) for p in parts], -1),
     "in another order": lambda parts: torch.cat(
         [p.view(4, ROWS // 4, -1).transpose(0, 1) for p in parts], -1
     ),
@@ -36,6 +35,7 @@ APART: dict[str, Join] = {
     "a loop of the same size reads them": lambda parts: [p.sin() for p in parts],
     "cat": lambda parts: torch.cat(parts, -1),
     "padding": lambda parts: [aten.constant_pad_nd(p, [0, 64]) for p in parts],
+    "cat behind views": lambda parts: torch.cat([p.view(ROWS // 4, 4, -1) for p in parts], -1),
     "cat for a matrix product": lambda parts: torch.cat(parts, -1) @ parts[0].new_ones(512, 8),
     "stack": lambda parts: torch.stack([parts[0], parts[0].new_ones(ROWS, 448)], 1),
 }
