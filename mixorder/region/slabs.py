@@ -204,8 +204,12 @@ class SlabGrowth(Growth):
 
     @property
     def run(self) -> Run:
-        """The factors that the slabs' sums reduce."""
-        return self.orders.reduced(by_position(self.wanted)[0])
+        """The factors that the slabs' sums reduce. The first one may be of a stored tensor that the others
+        are not computed from: its order is looked for."""
+        first = by_position(self.wanted)[0]
+        if not self.order(first):
+            raise Decline(DeclineReason.AXIS_CLASS, "the sums are of tensors in different orders", first.name)
+        return self.orders.reduced(first)
 
     def spans_rows(self, node: Node) -> bool:
         """Whether a node is a sum of elements over the slabs' axes and maybe more, such as the gradient of a

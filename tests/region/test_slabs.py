@@ -1,0 +1,39 @@
+"""Regions of sums over slabs."""
+
+from __future__ import annotations
+
+import torch
+from graphs import bf16, traced
+from torch import Tensor
+
+from mixorder.region.find import find_regions
+from mixorder.region.region import Region
+
+AXES = (0, 2, 3)
+
+
+def batch_norm_backward(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of an `x` with a mean of 0 and a variance of 1: dx, and the two sums of each channel."""
+    both = dy.float().sum(AXES, keepdim=True), (dy.float() * x.float()).sum(AXES, keepdim=True)
+    mean = [one / (x.numel() // x.shape[1]) for one in both]
+    return (dy.float() - mean[0] - x.float() * mean[1]).to(x.dtype), *both
+
+
+def test_a_stored_gradient_whose_order_only_its_operands_tell() -> None:
+    """Three residual blocks: what the sums of the last one add up lies between, and is stored. No
+    region is taken, so that it stays what it is."""
+
+    def function(dy: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        *inputs, weight = rest
+        results: list[Tensor] = []
+        for x in inputs:
+            dx, *sums = batch_norm_backward(dy, x)
+            dy = dy + torch.matmul(dx, weight)
+            results += [dy, *sums]
+        return tuple(results)
+
+    tensor = ((64, 64, 56, 56), bf16)
+    found = list(find_regions(traced(function, *[tensor] * 4, ((56, 56), bf16))))
+    assert len(found) == 3 and all(isinstance(one, Region) for one in found)
+    assert [len(one.outer) for one in found if isinstance(one, Region)] == [2, 2, 2]
+    assert {str(one.space) for one in found if isinstance(one, Region)} == {"row 64 x column 64 x row 3136"}
