@@ -88,7 +88,7 @@ class _Numbered:
         self.count = 0
         self.cycles: dict[Node, Decline] = {}
         self.answered: set[Node] = set()  # reductions of all that was yielded
-        self.grown: set[Node] = set()  # those of regions
+        self.grown: set[Node] = set()  # those of pairs' regions that were taken
 
     def tiles(self, nodes: list[Node], seed_of: Callable[[Node], TileSeed | None]) -> RegionSearch:
         """Yield a region for each seed of nodes that end within a tile, or the reason against it. What is not
@@ -174,8 +174,8 @@ class _Numbered:
                 region = grow(seed, f"region{self.count}")
                 self.count += 1
                 self.answered |= used
-                self.grown |= used
                 taken = yield region
+                self.grown |= used if taken else set()
                 used = set((taken or region).nodes)
         except Decline as decline:
             about(decline.kept(), by_position(used))

@@ -6,7 +6,7 @@ import torch
 from graphs import bf16, traced
 from torch import Tensor
 
-from mixorder.region.find import find_regions
+from mixorder.region.find import find_regions, next_region
 from mixorder.region.region import Region
 
 AXES = (0, 2, 3)
@@ -37,3 +37,22 @@ def test_a_stored_gradient_whose_order_only_its_operands_tell() -> None:
     assert len(found) == 3 and all(isinstance(one, Region) for one in found)
     assert [len(one.outer) for one in found if isinstance(one, Region)] == [2, 2, 2]
     assert {str(one.space) for one in found if isinstance(one, Region)} == {"row 64 x column 64 x row 3136"}
+
+
+def test_sums_of_a_pair_that_was_not_taken() -> None:
+    """An instance norm behind a bias: its sums and the bias' gradient are a pair. Where a row is too wide for
+    one, its sums are over slabs."""
+
+    def function(dy: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        sums = [one.float().sum((2, 3), keepdim=True) for one in (dy, dy.float() * x)]
+        mean, both = (one / 2**18 for one in sums)
+        dx = dy.float() - mean - x * both
+        return dx.to(x.dtype), dx.sum(AXES), *(one.sum(0) for one in sums)
+
+    graph = traced(function, *[((4, 32, 512, 512), bf16)] * 2)
+    pair, slabs = (one for one in find_regions(graph) if isinstance(one, Region))
+    assert pair.inner and pair.outer
+    assert not slabs.inner and {*pair.inner}.issubset(slabs.outer)
+    search = find_regions(graph)
+    assert isinstance(first := next(search), Region)
+    assert not isinstance(next_region(search, first), Region)
