@@ -182,7 +182,7 @@ def _fuse_each(
     wanted: Callable[[Region | Decline], Region | Decline | None],
 ) -> Iterator[tuple[Region | Decline, RegionRecord | Decline]]:
     """Fuse what a search finds, if `wanted` gives it. Yields each with its end."""
-    taken = None
+    taken: Region | Decline | None = None
     while True:
         runner = runners()
         found: Region | Decline | None = None
@@ -197,6 +197,7 @@ def _fuse_each(
                 taken, record = fuse(graph, chosen, memory, runner, setting)
                 yield chosen, record
             except Decline as decline:
+                taken = decline
                 runner.show("declined.txt", decline)
                 yield chosen, located(decline.kept(), chosen)
         except Decline as decline:  # of the search itself: there is no next region

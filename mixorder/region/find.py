@@ -28,7 +28,7 @@ from .tile import TileSeed, is_within_tile, may_be_square, tile_seed
 from .turned import has_known_sizes, may_be_turned, turned_seed
 from .walk import by_position, descendants, needed_for, position, sweep
 
-RegionSearch = Generator[Region | Decline, Region | None, None]
+RegionSearch = Generator[Region | Decline, Region | Decline | None, None]
 
 
 def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> RegionSearch:
@@ -70,8 +70,9 @@ def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> 
     yield from near_misses(graph, numbered.answered)
 
 
-def next_region(regions: RegionSearch, taken: Region | None) -> Region | Decline | None:
-    """What the search finds next, told what was taken of the last region; None at its end."""
+def next_region(regions: RegionSearch, taken: Region | Decline | None) -> Region | Decline | None:
+    """What the search finds next, told what was taken of the last region, or why it was not; None at its
+    end."""
     try:
         return regions.send(taken)
     except StopIteration:
@@ -88,7 +89,7 @@ class _Numbered:
         self.count = 0
         self.cycles: dict[Node, Decline] = {}
         self.answered: set[Node] = set()  # reductions of all that was yielded
-        self.grown: set[Node] = set()  # those of pairs' regions that were taken
+        self.grown: set[Node] = set()  # those of pairs' regions, if their rows are not too wide
 
     def tiles(self, nodes: list[Node], seed_of: Callable[[Node], TileSeed | None]) -> RegionSearch:
         """Yield a region for each seed of nodes that end within a tile, or the reason against it. What is not
@@ -103,7 +104,7 @@ class _Numbered:
             try:
                 region = grow(dataclasses.replace(seed, made_for=self.joining), f"region{self.count}")
                 self.count += 1
-                if (taken := (yield region)) is None:
+                if not isinstance(taken := (yield region), Region):
                     continue
                 used = set(taken.nodes)
                 tried |= used
@@ -175,8 +176,9 @@ class _Numbered:
                 self.count += 1
                 self.answered |= used
                 taken = yield region
-                self.grown |= used if taken else set()
-                used = set((taken or region).nodes)
+                if not isinstance(taken, Decline) or taken.reason is not DeclineReason.ROW_TOO_WIDE:
+                    self.grown |= used
+                used = set((taken if isinstance(taken, Region) else region).nodes)
         except Decline as decline:
             about(decline.kept(), by_position(used))
             self.answered |= used

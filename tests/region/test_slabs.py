@@ -6,6 +6,7 @@ import torch
 from graphs import bf16, traced
 from torch import Tensor
 
+from mixorder.errors import Decline, DeclineReason
 from mixorder.region.find import find_regions, next_region
 from mixorder.region.region import Region
 
@@ -50,9 +51,11 @@ def test_sums_of_a_pair_that_was_not_taken() -> None:
         return dx.to(x.dtype), dx.sum(AXES), *(one.sum(0) for one in sums)
 
     graph = traced(function, *[((4, 32, 512, 512), bf16)] * 2)
-    pair, slabs = (one for one in find_regions(graph) if isinstance(one, Region))
-    assert pair.inner and pair.outer
-    assert not slabs.inner and {*pair.inner}.issubset(slabs.outer)
     search = find_regions(graph)
-    assert isinstance(first := next(search), Region)
-    assert not isinstance(next_region(search, first), Region)
+    assert isinstance(pair := next(search), Region) and pair.inner and pair.outer
+    slabs = next_region(search, Decline(DeclineReason.ROW_TOO_WIDE, ""))
+    assert isinstance(slabs, Region) and not slabs.inner and {*pair.inner}.issubset(slabs.outer)
+    for told in (pair, Decline(DeclineReason.MEMORY, ""), None):
+        search = find_regions(graph)
+        next(search)
+        assert not isinstance(next_region(search, told), Region)
