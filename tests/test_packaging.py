@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 from packaging.requirements import Requirement
 
@@ -138,8 +139,8 @@ def test_installed_the_option_works_with_nothing_else_said(wheel: Path, tmp_path
 
 # An editable installation.
 
-# Another folder in an environment that has the packages of the Python that it was made from.
-WITH_TORCH = str(Path(torch.__file__).parents[1])
+# Folders with what torch needs: a virtual environment has some of it from the Python that it was made from.
+WITH_TORCH = {str(Path(one.__file__).parents[1]) for one in (torch, sympy)}
 CODE = """
 import sys, site
 site.addsitedir({site!r})  # where it is installed
@@ -161,7 +162,7 @@ def clone(tmp_path: Path) -> Path:
 
 def beside(clone: Path, code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run code from the clone's parent folder, where `mixorder` is the clone, with nothing else installed."""
-    paths = {"site": str(clone.parent / "site"), "torch": [sysconfig.get_path("purelib"), WITH_TORCH]}
+    paths = {"site": str(clone.parent / "site"), "torch": [sysconfig.get_path("purelib"), *WITH_TORCH]}
     return subprocess.run(
         [sys.executable, "-S", "-c", CODE.format(**paths) + code],
         env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env},

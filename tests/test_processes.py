@@ -39,7 +39,7 @@ wrapped.install()
 
 def masked(x, w):
     z = torch.nn.functional.batch_norm(x @ w, None, None, w[0], w[1], training=True)
-    return torch.relu(z) @ w
+    return torch.nn.functional.linear(torch.relu(z), w)
 
 def found(options):
     for changed in options:

@@ -57,11 +57,12 @@ WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 # still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and without:
 # 16384x4096 2.6 MB, 285 and 273; 131072x7168 4.6 MB, 3884 and 3943; 8192x28672 18 MB, 993 and 1234.
 BAND, BAND_BYTES = 16, 4e6
-# Staged tiles with more to compute are 32x128 in bands, in place of 64x64. H200, percent of the limit,
+# Staged tiles with more to compute are 32x128 in bands of 8, in place of 64x64. H200, percent of the limit,
 # at 4096x4096, 16384x4096, 131072x7168 and 8192x28672: dSwiGLU 78.1 and 78.5, 80.6 and 82.9, 82.3 and 82.6,
 # 80.6 and 81.7, and without bands 77.2, 79.3, 81.1 and 81.7; behind a norm, without bands, 58.2 and 59.1,
 # 62.9 and 62.7, 62.9 and 63.7, 53.3 and 53.0. With little to compute, MXFP8 both ways, 32x256 elements: 84.1
 # and 83.9, 86.1 and 88.7, 84.3 and 77.4, 84.3 and 84.6.
+BAND_STAGED = 8
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes
 TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
 TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
@@ -125,7 +126,7 @@ def _with_staging(plan: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
         return dataclasses.replace(plan, results=()).changed(dependent=False)
     band = plan.order.grouped
     if not facts.light and not plan.produced:
-        band = max(band, _band(facts, plan.extents, 0))
+        band = max(band, _band(facts, plan.extents, BAND_STAGED, 0))
     return through_workspace(plan, facts).changed(dependent=device.overlaps, grouped=band)
 
 
@@ -173,7 +174,7 @@ def _ordered(plan: Plan, facts: TileFacts) -> Plan:
     return dataclasses.replace(limited, layout=Layout(rows, cols, own <= MOST_WORDS))
 
 
-def _band(facts: TileFacts, extents: Sequence[int], least: float = BAND_BYTES) -> int:
+def _band(facts: TileFacts, extents: Sequence[int], band: int = BAND, least: float = BAND_BYTES) -> int:
     """Tiles along the first axis in a row, where several of them write one line of a transposed result, and
     all tiles of some rows move more than `least` bytes."""
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
@@ -181,10 +182,10 @@ def _band(facts: TileFacts, extents: Sequence[int], least: float = BAND_BYTES) -
     shortest = min(
         (_run(facts, extents, size, chain)[0] for size, chain in facts.tensors.chains), default=LINE
     )
-    if shortest >= LINE or len(several) != 2 or several[0] % BAND:
+    if shortest >= LINE or len(several) != 2 or several[0] % band:
         return 1
     moved = facts.numel * (facts.load_bytes + facts.tensors.store_bytes) / several[0]
-    return BAND if moved > least else 1
+    return band if moved > least else 1
 
 
 def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[int]) -> tuple[int, int]:

@@ -16,9 +16,9 @@ REGISTERS_OF_MANY = 168
 # and so: dGELU 139 and 130, with its results in bfloat16 as well 169 and 155; SiLU 117 and 103; dSwiGLU 202
 # and 190; dGeGLU 225 and 205 (with 96 202). GELU 103.8 and 105.0.
 FEWEST = 72
-# Instructions for an element, at least. With fewer, two results of two tensors (14): 156 us, and 161 with a
-# limit.
-MUCH = 24
+# Instructions for an element. With fewer, two results of two tensors (14): 156 us, and 161 with a limit; with
+# more, MXFP4 (59): 213.6 and 215.5, dMish (81): 224 and 228.
+MUCH, MOST = 24, 56
 
 
 def most_registers(facts: TileFacts, own: int) -> int:
@@ -27,4 +27,4 @@ def most_registers(facts: TileFacts, own: int) -> int:
         return REGISTERS_OF_MANY
     if facts.light or not facts.tensors.turned:
         return 0
-    return FEWEST if own <= FEW and facts.instructions >= MUCH else 0
+    return FEWEST if own <= FEW and MUCH <= facts.instructions <= MOST else 0

@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lab import matches, whole
 from torch import nn
+
+from mixorder import report
+from mixorder.errors import MixorderError
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -86,3 +90,16 @@ def test_the_reference_leaves_the_precision_of_products_as_it_was() -> None:
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_a_fault_that_users_see_as_a_warning_fails_a_model() -> None:
+    class Faulty(whole.Trainer):
+        def __init__(self) -> None:
+            self.side = matches.Side()
+
+        def __call__(self) -> list[torch.Tensor | None]:
+            report.failed(MixorderError("find", None, KeyError("node")))
+            return []
+
+    with pytest.raises(MixorderError, match="KeyError: 'node'"):
+        Faulty().first()

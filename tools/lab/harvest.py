@@ -68,6 +68,8 @@ def _fill(result: Harvest) -> None:
     result.entries = [dataclasses.asdict(entry) for entry in merged(kept)]
     if not report.graphs:
         raise RuntimeError("no graph was compiled")
+    if failures := [failure for graph in report.graphs for failure in graph.failures]:
+        raise failures[0]  # the entries before it stay
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch._inductor.runtime import benchmarking
 
-from mixorder.errors import Decline
+from mixorder.errors import Decline, MixorderError
 from mixorder.inspection.accuracy import largest_error
 from mixorder.inspection.backward import gradients, roots_of
 from mixorder.report import RegionRecord, collect
@@ -233,9 +233,12 @@ class Trainer:
         return call
 
     def first(self) -> None:
-        """The step that compiles."""
-        with collect() as records:
+        """The step that compiles. Raises a fault of mixorder's that a user only sees as a warning."""
+        failures: list[MixorderError] = []
+        with collect(failures) as records:
             self()
+        if failures:
+            raise failures[0]
         regions = [record for record in records if isinstance(record, RegionRecord)]
         self.side.fused = len(regions)
         self.side.declined = dict(Counter(r.reason.value for r in records if isinstance(r, Decline)))
