@@ -21,12 +21,11 @@ from ..ir.program import (
     LoopProgram,
     Nest,
     PartialAccumulate,
-    Reduce,
     Value,
 )
 from ..ir.reductions import SUM
 from ..schedule.plan import Applied, Launch, Order, Plan, Walk, in_tiles
-from ..schedule.slabs import axes_of, sizes_of
+from ..schedule.slabs import sizes_of
 from .kernel_text import identity
 from .source import KernelSource
 from .tile import TileWriter
@@ -37,7 +36,7 @@ def slab_kernels(program: LoopProgram, plan: Plan, label: str) -> tuple[KernelSo
     """The kernels, in the order of their launches."""
     totals = plan.totals
     assert isinstance(totals, Applied)
-    _, second, third, *fourth = program.nests
+    first, second, third, *fourth = program.nests
     results = Plan(_tiles(program, second, totals.results), Launch(plan.second.warps))
     applied = Plan(
         _tiles(program, third, totals.tile), Launch(totals.warps), order=Order(plan.order.backwards)
@@ -46,20 +45,13 @@ def slab_kernels(program: LoopProgram, plan: Plan, label: str) -> tuple[KernelSo
         return (
             sums_kernel(program, plan, f"{label}_sums"),
             _results(program, second, results, f"{label}_results"),
-            _kernel(program, third, applied, f"{label}_apply", _summed(program) if totals.together else ()),
+            _kernel(program, third, applied, f"{label}_apply", first.summed if totals.together else ()),
             *(_ends(program, nest, plan, f"{label}_ends") for nest in fourth),
         )
 
 
 def _tiles(program: LoopProgram, nest: Nest, extents: tuple[int, ...]) -> tuple[Walk, ...]:
-    return in_tiles(sizes_of(program, axes_of(nest)), extents)
-
-
-def _summed(program: LoopProgram) -> tuple[Axis, ...]:
-    """The axes that the first nest reduces."""
-    first, _, third, *_ = program.nests
-    kept = {s for stmt in first.body if isinstance(stmt, PartialAccumulate) for s in stmt.index.free_symbols}
-    return tuple(axis for axis in axes_of(third) if axis.symbol not in kept)
+    return in_tiles(sizes_of(program, nest.axes), extents)
 
 
 def _kernel(
@@ -76,8 +68,7 @@ def _kernel(
 
 def _results(program: LoopProgram, nest: Nest, plan: Plan, label: str) -> KernelSource:
     """The second kernel. Where it reduces an axis of any size, its programs have a loop over that."""
-    reduced = {s for stmt in nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
-    looped = [axis for axis in nest.loops if axis.symbol in reduced and not axis.size.is_number]
+    looped = [axis for axis in nest.loops if axis.symbol in nest.reduced and not axis.size.is_number]
     if not looped:
         return _kernel(program, nest, plan, label)
     writer = _SlabWriter(dataclasses.replace(program, nests=(nest,)), plan)
@@ -141,9 +132,8 @@ class _SumsWriter(_SlabWriter):
         super().__init__(program, dataclasses.replace(plan, walk=walk, order=Order()))
         self.unrolled = dict(zip(self.axes, (one.unroll for one in plan.walk), strict=True))
         self.partials = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
-        kept = self.partials[0].index.free_symbols
-        self.gone = [axis for axis in self.axes if axis.symbol not in kept]
-        self.kept = [axis for axis in self.axes if axis.symbol in kept]
+        self.gone = [*self.nest.summed]
+        self.kept = [axis for axis in self.axes if axis not in self.gone]
         self._tiles = {axis: tiles_of(axis.size, self.extents[axis]) for axis in self.axes}
         self.steps = math.prod(self.tiles(axis) for axis in self.gone)
 

@@ -24,12 +24,10 @@ from ..inductor.versions import deals_from_last
 from ..ir.program import (
     SPLIT_SYMBOL,
     Axis,
-    AxisClass,
     Compute,
     Load,
     LoopProgram,
     PartialAccumulate,
-    Reduce,
     Store,
     is_full,
 )
@@ -76,7 +74,7 @@ class TileAccesses(KernelText):
 
     def __init__(self, program: LoopProgram, plan: Plan) -> None:
         nest = program.nests[0]
-        self.axes = [axis for axis in nest.loops if axis.kind is not AxisClass.SPLIT]
+        self.axes = [*nest.axes]
         self.numbered = self.axes  # outermost first, as programs go along them
         super().__init__(program, nest, self.axes, self.exact)
         self.plan = plan
@@ -86,8 +84,7 @@ class TileAccesses(KernelText):
             for axis, walk in zip(self.axes, plan.walk, strict=True)
         }
         self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
-        reduced = {s for stmt in self.nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
-        self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in reduced)
+        self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in nest.reduced)
         self.apart: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
         self.wide_symbols = self._wide()
         several = {axis.symbol for axis in self.axes if self.tiles(axis) != 1}

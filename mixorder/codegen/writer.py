@@ -246,7 +246,7 @@ class Writer(KernelText):
         rows share, and what another kernel reads later."""
         buffer = self.program.buffer(stmt.buffer)
         reads = sum(isinstance(s, Load) and s.buffer == stmt.buffer for s in self.nest.statements)
-        numel = sympy.prod(a.size for a in self.nest.loops if a.kind is not AxisClass.SPLIT)
+        numel = sympy.prod(axis.size for axis in self.nest.axes)
         full = sympy.expand(buffer.numel - numel).is_nonnegative
         read_once = len(self.symbols(stmt.index)) == 2 and reads == 1 and bool(full)
         return read_once and not (self.keeps or buffer.read_again)

@@ -280,6 +280,23 @@ class Nest:
         return (*self.preamble, *self.body, *self.after)
 
     @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The loops over elements: all but that over the programs that leave partial results."""
+        return tuple(axis for axis in self.loops if axis.kind is not AxisClass.SPLIT)
+
+    @property
+    def reduced(self) -> frozenset[sympy.Symbol]:
+        """The loops that a `Reduce` runs over."""
+        return frozenset(symbol for s in self.body if isinstance(s, Reduce) for symbol in s.axes)
+
+    @property
+    def summed(self) -> tuple[Axis, ...]:
+        """The axes that partial results add up; none if there are no such results."""
+        partials = [s for s in self.body if isinstance(s, PartialAccumulate)]
+        kept = {symbol for s in partials for symbol in s.index.free_symbols}
+        return tuple(axis for axis in self.axes if partials and axis.symbol not in kept)
+
+    @property
     def over_splits(self) -> bool:
         """Whether one of the loops runs over the groups of programs that the rows are divided among."""
         return any(axis.kind is AxisClass.SPLIT for axis in self.loops)

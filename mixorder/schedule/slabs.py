@@ -100,11 +100,8 @@ class SlabFacts(Facts):
 
 def facts_of_slabs(program: LoopProgram) -> SlabFacts:
     first, second, third, *fourth = program.nests
-    (partial, *_) = (s for s in first.body if isinstance(s, PartialAccumulate))
-    sizes = sizes_of(program, axes_of(third))
-    summed = [i for i, axis in enumerate(axes_of(third)) if axis.symbol not in partial.index.free_symbols]
-    kept = [axis for axis in second.loops if axis.kind is not AxisClass.SPLIT]
-    reduced = {s for stmt in second.body if isinstance(stmt, Reduce) for s in stmt.axes}
+    sizes, kept, reduced = sizes_of(program, third.axes), second.axes, second.reduced
+    summed = [i for i, axis in enumerate(third.axes) if axis in first.summed]
     loads = {s.buffer for s in full(first) if isinstance(s, Load)}
     items = [program.buffer(name).dtype.itemsize for name in loads]
     rows = math.prod(sizes[i] for i in summed)
@@ -116,9 +113,9 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
         item_bytes=min(items, default=2),
         sizes=sizes,
         summed=frozenset(summed),
-        across=_across(axes_of(third), [*full(first), *full(third)]),
+        across=_across(third.axes, [*full(first), *full(third)]),
         ends=sizes_of(program, [axis for nest in fourth for axis in nest.loops[1:]]),
-        in_ends=frozenset(i for i, axis in enumerate(axes_of(third)) if axis.symbol in _in_parts(third)),
+        in_ends=frozenset(i for i, axis in enumerate(third.axes) if fourth and axis not in third.summed),
         results=Results(
             sizes_of(program, kept),
             frozenset(i for i, axis in enumerate(kept) if axis.symbol in reduced),
@@ -132,20 +129,9 @@ def sizes_of(program: LoopProgram, axes: Iterable[Axis]) -> tuple[int, ...]:
     return tuple(max(1, program.hint(axis.size)) for axis in axes)
 
 
-def axes_of(nest: Nest) -> tuple[Axis, ...]:
-    """The axes of a nest, without that of its parts."""
-    return tuple(axis for axis in nest.loops if axis.kind is not AxisClass.SPLIT)
-
-
-def _in_parts(nest: Nest) -> set[sympy.Symbol]:
-    """The axes of the parts of sums that a nest leaves."""
-    partials = (s for s in nest.body if isinstance(s, PartialAccumulate))
-    return {symbol for partial in partials for symbol in partial.index.free_symbols}
-
-
 def full(nest: Nest) -> list[Load | Store]:
     """The accesses over all axes of the first or the third nest."""
-    every = {axis.symbol for axis in nest.loops if axis.kind is not AxisClass.SPLIT}
+    every = {axis.symbol for axis in nest.axes}
     return [s for s in nest.body if isinstance(s, Load | Store) and every <= s.index.free_symbols]
 
 
@@ -264,9 +250,8 @@ def placed(program: LoopProgram, plan: Plan) -> LoopProgram:
     nests, buffers = [first, _of_parts(second, plan.splits), third], list(program.buffers)
     parts = dict.fromkeys((buffer.name for buffer in buffers), plan.splits)
     for nest in fourth:
-        sizes, symbols = sizes_of(program, axes_of(third)), _in_parts(third)
-        kept = [i for i, axis in enumerate(axes_of(third)) if axis.symbol in symbols]
-        count = _parts(sizes, kept, plan.totals.tile)
+        kept = [i for i, axis in enumerate(third.axes) if axis not in third.summed]
+        count = _parts(sizes_of(program, third.axes), kept, plan.totals.tile)
         nests.append(_of_parts(nest, count))
         own = {s.buffer for s in third.body if isinstance(s, PartialAccumulate)}
         parts |= dict.fromkeys(own, count)
@@ -367,7 +352,7 @@ def _computed_again(loops: LoopProgram) -> Work:
     stores = [s for s in first.body if isinstance(s, Store) and s.buffer in read]
     again = [s for s in closure(first.body, stores) if s not in stores]
     own = [s for s in third.body if not (isinstance(s, Load) and s.buffer in read)]
-    moves = (s.buffer for s in (*full(Nest(axes_of(third), tuple(again))), *full(third)))
+    moves = (s.buffer for s in (*full(Nest(third.axes, tuple(again))), *full(third)))
     work = baseline.total(loops, baseline.moved_once(loops, dict.fromkeys(b for b in moves if b not in read)))
     return work + computing(loops, first, again) + computing(loops, third, own)
 
@@ -381,7 +366,7 @@ def _inductors(
     blocks = facts.numel // baseline.BLOCK + 1
     second, outputs = loops.nests[1], {b.name for b in loops.role(BufferRole.OUTPUT)}
     handed = [s for s in second.body if isinstance(s, Store) and s.buffer not in outputs]
-    between = {a for s in closure(second.body, handed) if isinstance(s, Reduce) for a in s.axes}
+    between = Nest(second.loops, closure(second.body, handed)).reduced
     in_rows = len(facts.sizes) - 1 in facts.summed
     divided = baseline.is_divided(facts.rows, facts.cols, in_rows, device)
     if any(isinstance(s, PartialAccumulate) and s.moments for s in loops.nests[0].body):

@@ -10,15 +10,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import sympy
+
 from ..errors import Decline, DeclineReason
 from ..ir.hardware import LINE, MAX_THREADS, SECTOR, WARP
 from ..ir.program import (
     Axis,
-    AxisClass,
     Load,
     LoopProgram,
     Nest,
-    Reduce,
     Store,
     closure,
 )
@@ -70,8 +70,7 @@ TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed
 
 def staged_results(program: LoopProgram, plan: Plan) -> dict[str, tuple[Axis, ...]]:
     """The results that a plan stages: by the buffer of each, its axes, innermost in memory first."""
-    axes = tuple(axis for axis in program.nests[0].loops if axis.kind is not AxisClass.SPLIT)
-    names = {one.result for one in plan.results}
+    axes, names = program.nests[0].axes, {one.result for one in plan.results}
     stores = (s for s in program.nests[0].body if isinstance(s, Store) and s.buffer in names)
     small = filter(None, (small_result(program, stmt, axes) for stmt in stores))
     return {one.buffer: tuple(axes[place] for place in one.places) for one in small}
@@ -278,11 +277,10 @@ def launches_of(loops: LoopProgram) -> int:
 def kernels_of(program: LoopProgram) -> list[baseline.Kernel]:
     """What Inductor has in a kernel each of a lowered program: the stores that need reductions over the same
     axes. What needs no reduction is stored by one of them."""
-    (nest,), parts = program.nests, dict[frozenset[object], list[Store]]()
+    (nest,), parts = program.nests, dict[frozenset[sympy.Symbol], list[Store]]()
     for store in (s for s in nest.body if isinstance(s, Store)):
-        needed = closure(nest.body, [store])
-        axes = frozenset(s for stmt in needed if isinstance(stmt, Reduce) for s in stmt.axes)
-        parts.setdefault(axes, []).append(store)
+        needed = Nest(nest.loops, closure(nest.body, [store]))
+        parts.setdefault(needed.reduced, []).append(store)
     plain, found = parts.pop(frozenset(), []), list[baseline.Kernel]()
     for stores in list(parts.values()) or [[]]:
         body = closure(nest.body, [*plain, *stores])

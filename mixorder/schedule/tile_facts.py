@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from ..ir.program import (
     Axis,
-    AxisClass,
     BufferRole,
     Compute,
     Load,
@@ -101,11 +100,8 @@ class TileFacts(Facts):
 def facts_of_tile(program: LoopProgram) -> TileFacts:
     """The facts of a blocked program."""
     nest = program.nests[0]
-    axes = tuple(axis for axis in nest.loops if axis.kind is not AxisClass.SPLIT)
+    axes, reduced, summed = nest.axes, nest.reduced, nest.summed
     sizes = tuple(int(axis.size) for axis in axes)
-    reduced = {s for stmt in nest.body if isinstance(stmt, Reduce) for s in stmt.axes}
-    partials = [s for s in nest.body if isinstance(s, PartialAccumulate)]
-    kept = {s for stmt in partials for s in stmt.index.free_symbols}
     every, deps = {axis.symbol for axis in axes}, nest.dependence()
     full = [s for s in nest.body if isinstance(s, Load | Store) and is_full(s, axes, reduced)]
     stores = [s for s in nest.body if isinstance(s, Store)]
@@ -128,7 +124,7 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         item_bytes=min(loads.values(), default=2),
         sizes=sizes,
         whole=frozenset(i for i, axis in enumerate(axes) if axis.symbol in reduced),
-        summed=frozenset(i for i, axis in enumerate(axes) if partials and axis.symbol not in kept),
+        summed=frozenset(i for i, axis in enumerate(axes) if axis in summed),
         reductions=sum(isinstance(s, Reduce | PartialAccumulate) for s in nest.body),
         row_axes=row_axes_of(program.ahead, sizes),
         small=tuple(filter(None, (small_result(program, s, axes) for s in stores))),

@@ -171,7 +171,7 @@ def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement])
 def _extent(program: LoopProgram, nest: Nest, symbols: Iterable[sympy.Symbol]) -> int:
     """Iterations of what depends on some symbols. What is in a loop over rows or columns runs again at each
     index of the batch, where it is the same."""
-    sizes = {axis.symbol: axis.size for axis in nest.loops if axis.kind is not AxisClass.SPLIT}
+    sizes = {axis.symbol: axis.size for axis in nest.axes}
     within = set(symbols) & sizes.keys()
     if within:
         within |= {axis.symbol for axis in nest.loops if axis.kind is AxisClass.BATCH}

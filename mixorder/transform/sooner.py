@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ..ir.program import AxisClass, Compute, Load, LoopProgram, Reduce, Statement, Value, behind, operands
+from ..ir.program import Compute, Load, LoopProgram, Reduce, Statement, Value, behind, operands
 
 
 def compute_sooner(program: LoopProgram) -> LoopProgram:
     """The program with its tile's statements in the order in which fewer values are held."""
     main, *others = program.nests
-    every = {axis.symbol for axis in main.loops if axis.kind is not AxisClass.SPLIT}
+    every = {axis.symbol for axis in main.axes}
     full = {name for name, deps in main.dependence().items() if every <= deps}
     body = min(main.body, _sooner(main.body), key=lambda one: _held(one, full))
     return dataclasses.replace(program, nests=(dataclasses.replace(main, body=tuple(body)), *others))
