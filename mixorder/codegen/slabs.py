@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import sympy
 import torch
@@ -24,7 +25,7 @@ from ..ir.program import (
     Value,
 )
 from ..ir.reductions import SUM
-from ..schedule.plan import Applied, Launch, Order, Plan, Walk, in_tiles
+from ..schedule.plan import Applied, Launch, Order, Plan, in_tiles
 from ..schedule.slabs import sizes_of
 from .kernel_text import identity
 from .source import KernelSource
@@ -36,60 +37,47 @@ def slab_kernels(program: LoopProgram, plan: Plan, label: str) -> tuple[KernelSo
     """The kernels, in the order of their launches."""
     totals = plan.totals
     assert isinstance(totals, Applied)
+
+    def in_tile(nest: Nest, extents: tuple[int, ...], warps: int, backwards: bool = False) -> Plan:
+        walk = in_tiles(sizes_of(program, nest.axes), extents)
+        return Plan(walk, Launch(warps), order=Order(backwards))
+
     first, second, third, *fourth = program.nests
-    results = Plan(_tiles(program, second, totals.results), Launch(plan.second.warps))
-    applied = Plan(
-        _tiles(program, third, totals.tile), Launch(totals.warps), order=Order(plan.order.backwards)
-    )
+    results = in_tile(second, totals.results, plan.second.warps)
+    looped = [axis for axis in second.axes if axis.symbol in second.reduced and not axis.size.is_number]
+    applied = in_tile(third, totals.tile, totals.warps, plan.order.backwards)
+    outermost = first.summed if totals.together else ()
     with printing_triton():
         return (
             sums_kernel(program, plan, f"{label}_sums"),
-            _results(program, second, results, f"{label}_results"),
-            _kernel(program, third, applied, f"{label}_apply", first.summed if totals.together else ()),
-            *(_ends(program, nest, plan, f"{label}_ends") for nest in fourth),
+            _kernel(program, second, results, f"{label}_results", looped=looped),
+            _kernel(program, third, applied, f"{label}_apply", outermost),
+            *(
+                _kernel(program, nest, ends, f"{label}_ends", looped=nest.axes[:1])
+                for nest in fourth
+                for ends in [in_tile(nest, totals.ends, plan.second.warps)]
+            ),
         )
 
 
-def _tiles(program: LoopProgram, nest: Nest, extents: tuple[int, ...]) -> tuple[Walk, ...]:
-    return in_tiles(sizes_of(program, nest.axes), extents)
-
-
 def _kernel(
-    program: LoopProgram, nest: Nest, plan: Plan, label: str, outermost: tuple[Axis, ...] = ()
+    program: LoopProgram,
+    nest: Nest,
+    plan: Plan,
+    label: str,
+    outermost: Sequence[Axis] = (),
+    looped: Sequence[Axis] = (),
 ) -> KernelSource:
-    """A kernel without a loop, whose programs go along the axes `outermost` last."""
+    """A kernel whose programs go along the axes `outermost` last. They have a loop over the axis in `looped`,
+    if there is one, unless it has a single element."""
     writer = _SlabWriter(dataclasses.replace(program, nests=(nest,)), plan)
-    writer.numbered = [*outermost, *(axis for axis in writer.axes if axis not in outermost)]
+    inner = (axis for axis in writer.axes if axis not in outermost and axis not in looped)
+    writer.numbered = [*outermost, *inner]
     writer.begin()
-    for stmt in nest.statements:
-        writer.statement(stmt)
-    return writer.finish(f"triton_mixorder_{label}")
-
-
-def _results(program: LoopProgram, nest: Nest, plan: Plan, label: str) -> KernelSource:
-    """The second kernel. Where it reduces an axis of any size, its programs have a loop over that."""
-    looped = [axis for axis in nest.loops if axis.symbol in nest.reduced and not axis.size.is_number]
-    if not looped:
-        return _kernel(program, nest, plan, label)
-    writer = _SlabWriter(dataclasses.replace(program, nests=(nest,)), plan)
-    writer.numbered = [axis for axis in writer.axes if axis not in looped]
-    writer.begin()
-    writer.tile_by_tile(nest, *looped)
-    return writer.finish(f"triton_mixorder_{label}")
-
-
-def _ends(program: LoopProgram, nest: Nest, plan: Plan, label: str) -> KernelSource:
-    """The fourth kernel, whose programs add up all parts."""
-    assert isinstance(plan.totals, Applied)
-    own = Plan(_tiles(program, nest, plan.totals.ends), Launch(plan.second.warps))
-    writer = _SlabWriter(dataclasses.replace(program, nests=(nest,)), own)
-    writer.numbered = list(nest.loops[1:])
-    writer.begin()
-    if nest.loops[0] in writer.tiled:
-        writer.tile_by_tile(nest, nest.loops[0])
+    if any(axis.size != 1 for axis in looped):
+        writer.tile_by_tile(nest, *looped)
     else:
-        for stmt in nest.statements:
-            writer.statement(stmt)
+        writer.whole()
     return writer.finish(f"triton_mixorder_{label}")
 
 
