@@ -49,7 +49,8 @@ def late(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
             _tried.reset(token)
         freed = memory.get_freeable_input_buf(groups, given)
         timeline = memory.compute_memory_timeline(tried[-1], freed, results)[0]
-        order = least(tried, tensors(tried[-1], timeline))
+        libraries = {group for group in groups if any(map(_has_several, group.get_nodes()))}
+        order = least(tried, tensors(tried[-1], timeline), libraries)
         flat = [one for node in order for one in (node.snodes if _is_group(node) else [node])]
         # What Inductor noted of the groups' memory is noted of their parts, for the passes that follow.
         memory.prepare_planning_info(flat, buffers, fused, given, results)

@@ -8,7 +8,7 @@ each node waits for, and what each buffer takes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
@@ -74,17 +74,22 @@ def _written_over(buffer: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[An
         yield from _written_over(one, over)
 
 
-def least(orders: Iterable[Sequence[Any]], held: Sequence[Tensor]) -> list[Any]:
+def least(
+    orders: Iterable[Sequence[Any]], held: Sequence[Tensor], libraries: Collection[Any] = ()
+) -> list[Any]:
     """Of several orders of the same kernels, the promising ones lowered, the one with the lowest peak; of
-    equal ones that which holds least over all steps. Libraries take memory that no estimate has, such as the
-    128 MiB of an attention's backward, and find it where less is held.
+    equal ones that which holds least while `libraries` run, then over all steps. Libraries take memory that
+    no estimate has, such as a convolution's backward or an attention's, and find it where less is held.
     """
+
+    def most(order: Sequence[Any], taken: Sequence[int]) -> tuple[int, int]:
+        return sum(size for node, size in zip(order, taken, strict=False) if node in libraries), sum(taken)
+
     peaks = {order: max(held_at(order, held)) for order in map(tuple, orders)}
     promising = [order for order, peak in peaks.items() if peak <= PROMISING * min(peaks.values())]
     found = [(order, held_at(order, held)) for order in (lowered(nodes, held) for nodes in promising)]
     lowest = min(max(taken) for _, taken in found)
-    equal = ((order, taken) for order, taken in found if max(taken) <= NEAR * lowest)
-    return min(equal, key=lambda one: sum(one[1]))[0]
+    return min((one for one in found if max(one[1]) <= NEAR * lowest), key=lambda one: most(*one))[0]
 
 
 def lowered(nodes: Sequence[Any], held: Sequence[Tensor]) -> list[Any]:

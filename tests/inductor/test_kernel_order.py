@@ -84,6 +84,25 @@ def test_of_orders_with_the_same_peak_the_one_that_holds_less_is_taken():
         assert order.index(weight) == 1
 
 
+def test_of_orders_with_the_same_peak_the_one_that_holds_less_beside_a_library_is_taken():
+    """A bias' gradient is summed before the next convolution's backward, which needs memory that no estimate
+    has: not behind it, though other kernels than that one would have less beside them."""
+    inputs = {"saved": 300, "activation": 100}
+    gradient = Kernel("gradient", 100, ["saved"])
+    bias = Kernel("bias", 1, [gradient], returned=True)
+    small = [Kernel(f"small{i}", returned=True) for i in range(9)]
+    partial = Kernel("partial", 30, ["x"])
+    convolution = Kernel("convolution", 100, ["activation"], returned=True)
+    last = Kernel("last", 1, [partial], returned=True)
+    early = [gradient, bias, partial, *small, convolution, last]
+    late = [gradient, convolution, bias, *small, partial, last]
+    held = tensors(early, inputs | {"x": 0})
+    assert peak(early, inputs | {"x": 0}) == peak(late, inputs | {"x": 0}) == 500
+    for orders in ([early, late], [late, early]):
+        assert kernel_order.least(orders, held) == late
+        assert kernel_order.least(orders, held, {convolution}) == early
+
+
 def test_a_copy_waits_until_others_have_freed_what_they_read():
     inputs = {"saved": 60, "logits": 100}
     copy = Kernel("copy", 100, ["logits"])
