@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # In a folder of their own: what they need may not go with what else is installed.
-"$PY" -m pip install --quiet --disable-pip-version-check --constraint "${BOUNDS:-constraints.txt}" \
+"$PY" -m pip install --quiet --no-compile --disable-pip-version-check --constraint "${BOUNDS:-constraints.txt}" \
   --target "$work/with" build twine 2>"$work/log" ||
   { cat "$work/log" >&2; exit 1; }
 mkdir "$work/tree"

@@ -33,11 +33,11 @@ import sys, torch
 sys.exit(tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 11))' 2>/dev/null
 }
 
-install() {
+install() {  # what is not imported need not be compiled
   local quiet=--quiet
   if [ -t 2 ]; then quiet=--progress-bar=on; fi
   echo "Installing into $WHERE: $*" >&2
-  "$PY" -m pip install "$quiet" --disable-pip-version-check --constraint "$BOUNDS" "$@" >&2
+  "$PY" -m pip install "$quiet" --no-compile --disable-pip-version-check --constraint "$BOUNDS" "$@" >&2
 }
 
 has pip || "$PY" -m ensurepip >&2

@@ -48,6 +48,18 @@ def block_type(make: Callable[..., None], made: Made) -> Callable[..., None]:
     return init
 
 
+def with_element_ty(make: Callable[..., Any], made: Made) -> Callable[..., Any]:
+    """`block_type.with_element_ty`: equal types are one object."""
+
+    def get(self: Any, scalar_ty: Any) -> Any:
+        key = type(scalar_ty), scalar_ty.name, getattr(scalar_ty, "address_space", None), self.shape
+        if key not in made:
+            made[key] = make(self, scalar_ty)
+        return made[key]
+
+    return get
+
+
 def tensor(make: Callable[..., None], made: Made) -> Callable[..., None]:
     """`tensor.__init__`: the sizes, which are constants of a kernel, are those of an earlier such tensor."""
 
@@ -75,8 +87,9 @@ def broadcast(original: Callable[..., Any]) -> Callable[..., Any]:
     return values
 
 
-def same_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`binary_op_type_checking_impl`, which casts nothing of one dtype; quotients aside."""
+def operands(original: Callable[..., Any], made: Made) -> Callable[..., Any]:
+    """`binary_op_type_checking_impl`, which casts nothing of one dtype; quotients aside. A number beside a
+    tensor is the block of an earlier one, in a handle of its own."""
 
     def checked(
         self: Any,
@@ -87,10 +100,24 @@ def same_dtype(original: Callable[..., Any]) -> Callable[..., Any]:
         arithmetic_check: bool = True,
         div_or_mod: bool = False,
     ) -> Any:
-        tensors = isinstance(lhs, core.tensor) and isinstance(rhs, core.tensor)
-        if not div_or_mod and tensors and lhs.dtype is rhs.dtype and not lhs.dtype.is_ptr():
-            return self.broadcast_impl_value(lhs, rhs)
-        return original(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+        rules = allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+        left, right = isinstance(lhs, core.tensor), isinstance(rhs, core.tensor)
+        if left == right:
+            if left and not div_or_mod and lhs.dtype is rhs.dtype and not lhs.dtype.is_ptr():
+                return self.broadcast_impl_value(lhs, rhs)
+            return original(self, lhs, rhs, *rules)
+        tensor, number = (lhs, rhs) if left else (rhs, lhs)
+        key = left, tensor.type.name, rules, type(number), number, number == 0 and str(number)
+        if key not in made:
+            both = original(self, lhs, rhs, *rules)
+            if both[right] is not tensor or number != number:  # it is cast, or NaN, which is not found again
+                return both
+            other = both[left]
+            other.handle.data.flags.writeable = False
+            made[key] = other.handle.data, other.handle.dtype, other.type
+        data, dtype, block = made[key]
+        other = self.tensor(interpreter.TensorHandle(data, dtype), block)
+        return (tensor, other) if left else (other, tensor)
 
     return checked
 
@@ -142,10 +169,13 @@ def builtin(target: Any, name: str, member: Callable[..., Any], _: Any, scope: A
 def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(interpreter, "_get_np_dtype", numpy_dtype(interpreter._get_np_dtype, {}))
     patch.setattr(core.block_type, "__init__", block_type(core.block_type.__init__, {}))
+    typed = with_element_ty(core.block_type.with_element_ty, {})
+    patch.setattr(core.block_type, "with_element_ty", typed)
+    patch.setattr(core.block_type, "to_ir", lambda block, _: block)  # the builder would make an equal one
     patch.setattr(core.tensor, "__init__", tensor(core.tensor.__init__, {}))
     patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast(TritonSemantic.broadcast_impl_value))
-    operands = same_dtype(TritonSemantic.binary_op_type_checking_impl)
-    patch.setattr(TritonSemantic, "binary_op_type_checking_impl", operands)
+    checked = operands(TritonSemantic.binary_op_type_checking_impl, {})
+    patch.setattr(TritonSemantic, "binary_op_type_checking_impl", checked)
     patch.setattr(TritonSemantic, "scalar_constant", constant(TritonSemantic.scalar_constant, {}))
     patch.setattr(interpreter.TensorHandle, "__init__", handle(interpreter.TensorHandle.__init__))
     patch.setattr(interpreter, "_patch_attr", builtin)

@@ -23,6 +23,11 @@ def test_zeros_of_both_signs_are_two_constants() -> None:
     values = [0.0, -0.0, 0.0, -0.0]
     made = [constant(interpreter.interpreter_semantic, value, core.float32) for value in values]
     assert np.array_equal(np.signbit([t.handle.data[0] for t in made]), np.signbit(values))
+    operands = memoised.operands(
+        lambda semantic, tensor, number, *_: (tensor, constant(semantic, number, core.float32)), {}
+    )
+    both = [operands(interpreter.interpreter_semantic, made[0], value) for value in values]
+    assert np.array_equal(np.signbit([number.handle.data[0] for _, number in both]), np.signbit(values))
 
 
 def test_a_class_may_be_a_builtin() -> None:
