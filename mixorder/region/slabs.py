@@ -45,7 +45,6 @@ from .walk import by_position, dependents, descendants, needed_for, position, sw
 
 SHORT = 1024  # elements that Inductor holds while it reduces them and computes with each of them again
 MOMENTS = True  # whether a mean and a variance are over slabs: the forward of a group norm
-LONGEST = 2**19  # elements of a sum that the second pass leaves parts of: one program adds up all of them
 SHORT_ROW = 2**16  # that it reads a second time from L2, in the same kernel
 
 
@@ -219,8 +218,7 @@ class SlabGrowth(Growth):
             return False
         own = self.orders.reduced(node)
         others = {self.orders.reduced(n) for n in self.columns if reduced(n) is not None}
-        length = product(f.size for f in own)
-        if not isinstance(length, int) or length > LONGEST:
+        if not isinstance(product(f.size for f in own), int):
             return False
         return others <= {own} and all(any(o.covers(f) for o in own) for f in self.run)
 

@@ -238,6 +238,11 @@ def _ends(facts: SlabFacts, applied: tuple[int, ...]) -> tuple[int, ...]:
     return min(RESULTS // extents[-1], next_power_of_2(_parts(facts.sizes, facts.in_ends, applied))), *extents
 
 
+def _steps_of_ends(facts: SlabFacts, totals: Applied) -> int:
+    """The steps of a program of the fourth kernel, each of which loads a tile and adds it up."""
+    return -(-_parts(facts.sizes, facts.in_ends, totals.tile) // totals.ends[0])
+
+
 def _parts(sizes: Sequence[int], kept: Collection[int], tile: Sequence[int]) -> int:
     """The tiles along all axes that are not kept."""
     return math.prod(-(-n // tile[i]) for i, n in enumerate(sizes) if i not in kept)
@@ -312,6 +317,9 @@ def expected_of_slabs(
         rows = math.prod(plan.walk[i].tile for i in facts.summed)
         partials = sum(isinstance(s, PartialAccumulate) for s in first.body)
         small += times.fused.tree_us * partials * math.log2(rows * plan.launch.num_warps + 1)
+    if fourth:
+        assert isinstance(plan.totals, Applied)
+        small += times.fused.load_us * _steps_of_ends(facts, plan.totals)
     warm = _again(loops) if of_rows else 0.0
     longer = UNEVEN if of_rows and _is_uneven(facts, plan) else 1.0
 
