@@ -314,7 +314,7 @@ def _with_own_memory(region: Region) -> list[str]:
     """The outputs, by name, that lie in no input's memory: the graph fills their gaps, or they are parts of
     another tensor."""
     named = region.buffers.items()
-    return [name for name, n in named if n in region.parts or (n in region.padded and is_filled(n))]
+    return [name for name, n in named if n in region.parts or (n in region.laid and is_filled(n))]
 
 
 def with_read_again(loops: LoopProgram, region: Region, place: int, timeline: Timeline) -> LoopProgram:

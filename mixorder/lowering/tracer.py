@@ -27,7 +27,7 @@ from ..inductor.ops import (
     upcast_compute_type,
 )
 from ..inductor.symbols import bounds, hint_of, simplified
-from ..inductor.tensors import make_contiguous_strides_for, padded_strides
+from ..inductor.tensors import make_contiguous_strides_for
 from ..ir.dtypes import HALVES
 from ..ir.program import (
     Axis,
@@ -245,8 +245,6 @@ class Tracer:
             return self.region.laid[node]
         if node in self.region.parts:
             return self.region.parts[node].stride
-        if node in self.region.padded and (padded := padded_strides(val)) is not None:
-            return padded
         return make_contiguous_strides_for(val.shape) if node in self.region.made_contiguous else val.stride()
 
     def element(self, kind: ReductionKind, value: Traced, stored: torch.dtype) -> Traced:

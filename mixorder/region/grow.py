@@ -24,6 +24,7 @@ from .gathers import is_gather, is_made_of_pieces, is_readable
 from .members import Members, used_outside
 from .moves import is_move, place_behind
 from .nodes import (
+    fake,
     float_bytes,
     is_pointwise,
     operands,
@@ -32,7 +33,7 @@ from .nodes import (
     reduction_kind,
     shape_of,
 )
-from .padding import has_gaps
+from .padding import has_gaps, with_gaps
 from .parts import parts_of
 from .region import Region, Seed
 from .sizes import product
@@ -179,10 +180,10 @@ class _Growth:
                 lost[0].name if lost else None,
             )
         region = Region(name, self.space, nodes, tuple(outputs), inner, outer, self.seed)
-        padded = frozenset(filter(has_gaps, outputs))
+        laid = {n: with_gaps(fake(n)).stride() for n in filter(has_gaps, outputs)}  # type: ignore[arg-type]
         widened = self.widened(region)
         parts = parts_of([n for n in outputs if n not in widened], set(nodes))
-        region = dataclasses.replace(region, widened=widened, padded=padded, parts=parts)
+        region = dataclasses.replace(region, widened=widened, laid=laid, parts=parts)
         if not region.inputs:
             raise Decline(DeclineReason.UNSUPPORTED_OP, "the region reads no tensor", outer[0].name)
         for node in region.inputs:

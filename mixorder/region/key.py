@@ -60,7 +60,6 @@ def structural_key(region: Region) -> Hashable | None:
             tuple(sorted(number[n] for n in region.made_contiguous)),
             tuple(sorted(number[n] for n in region.widened)),
             tuple(sorted(number[n] for n in region.rounded)),
-            tuple(sorted(number[n] for n in region.padded)),
             tuple(sorted((number[n], stride) for n, stride in region.laid.items())),
             tuple(sorted((number[n], part.stride, part.offset) for n, part in region.parts.items())),
         )

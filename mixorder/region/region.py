@@ -51,12 +51,13 @@ class Region:
 
     `made_contiguous`: inputs that are copied into contiguous memory before the launch, and outputs that the
     kernel writes contiguously, whatever strides the graph states. `widened`: outputs in half precision that
-    the kernel writes in float32; the loops outside that read them cast. `padded`: outputs with gaps between
-    their rows. `parts`: the places of outputs that are parts of a larger tensor. `late`: the launch stands in
-    front of the first use of a result, not behind the last input.
+    the kernel writes in float32; the loops outside that read them cast. `laid`: strides that outputs get,
+    whatever the graph states, such as those with gaps between rows. `parts`: the places of outputs that are
+    parts of a larger tensor. `late`: the launch stands in front of the first use of a result, not behind the
+    last input.
 
     `orders`: where in the space the elements of each member and input lie, in a region whose reductions all
-    end within a tile; None in any other. `laid`: strides that outputs get, whatever the graph states.
+    end within a tile; None in any other.
     """
 
     name: str
@@ -68,11 +69,10 @@ class Region:
     seed: Seed = dataclasses.field(repr=False, compare=False)
     made_contiguous: frozenset[Node] = frozenset()
     widened: frozenset[Node] = frozenset()
-    padded: frozenset[Node] = frozenset()
+    laid: Mapping[Node, tuple[Size, ...]] = dataclasses.field(default_factory=dict, hash=False)
     parts: Mapping[Node, Part] = dataclasses.field(default_factory=dict, hash=False)
     late: bool = False
     orders: Mapping[Node, Order] | None = dataclasses.field(default=None, repr=False, compare=False)
-    laid: Mapping[Node, tuple[Size, ...]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def named_after(self) -> tuple[Node, ...]:

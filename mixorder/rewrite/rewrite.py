@@ -64,7 +64,7 @@ def replace(
     for new, old in zip(results, region.outputs, strict=True):
         new.meta.update({k: v for k, v in old.meta.items() if k not in new.meta})
         old.replace_all_uses_with(new)
-        if old in region.padded or old in region.laid or old in region.parts:
+        if old in region.laid or old in region.parts:
             update_views(new)
     for node in reversed(region.nodes):
         if not node.users:

@@ -78,7 +78,7 @@ WIDE = ((ROWS, 1200), bf16)
 
 def gaps(function: Callable[..., Any], x: Any = X) -> list[str]:
     (region,) = find(traced(function, x, x, W))
-    return [n.name for n in region.padded]
+    return [n.name for n in region.laid]
 
 
 @pytest.mark.parametrize(("function", "x"), [(head, X), (viewed, THREE), (padded_product, X)])
@@ -204,6 +204,6 @@ def test_which_gaps_are_filled_where_they_are() -> None:
 def test_a_result_whose_gaps_are_filled_has_memory_of_its_own() -> None:
     graph = traced(padded_product, X, X, W)
     (region,) = find(graph)
-    assert [is_filled(n) for n in region.outputs if n in region.padded] == [True]
+    assert [is_filled(n) for n in region.outputs if n in region.laid] == [True]
     (region,) = find(traced(head, X, X, W))
-    assert [is_filled(n) for n in region.outputs if n in region.padded] == [False]
+    assert [is_filled(n) for n in region.outputs if n in region.laid] == [False]
