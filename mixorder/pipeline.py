@@ -64,7 +64,7 @@ from .transform.in_place import reuse_in_place
 from .transform.one_hot import sum_one_hot
 from .transform.operators import contract
 from .transform.relative import in_two_steps
-from .transform.reorder import merge, reorder
+from .transform.reorder import reorder
 from .transform.same_bits import same_bits_sooner
 from .transform.split import split_outer
 
@@ -375,10 +375,9 @@ def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopPr
     step("lower", check_printable, lowered)
     loops = step("relative", in_two_steps, lowered)
     loops = step("one_hot", sum_one_hot, loops)
-    loops = show("split.txt", step("split", split_outer, loops), Form.SPLIT)
-    loops = show("reordered.txt", step("reorder", reorder, loops), Form.REORDERED)
+    loops = show("split.txt", step("split", split_outer, loops), Form.MERGED)
     loops = step("same_bits", same_bits_sooner, loops, device.saturates, device.runs_ptx)
-    loops = step("merge", merge, loops)
+    loops = step("reorder", reorder, loops)
     if not emulates_precision_casts():  # that setting rounds every product, as eager does
         loops = step("fma", form_fma, loops)
     return lowered, show("merged.txt", loops, Form.MERGED)

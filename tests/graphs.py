@@ -45,7 +45,7 @@ from mixorder.strategies.cooperative import COOPERATIVE
 from mixorder.strategies.persistent import PERSISTENT
 from mixorder.transform.cooperative import cut_into_phases, with_mailbox
 from mixorder.transform.fma import form_fma
-from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.reorder import reorder
 from mixorder.transform.same_bits import same_bits_sooner
 from mixorder.transform.sooner import compute_sooner
 from mixorder.transform.split import split_outer
@@ -396,7 +396,7 @@ def ops(program: LoopProgram) -> list[str]:
 def merged(region: Region, runs_ptx: bool = True) -> LoopProgram:
     if region.orders is not None:
         return compute_sooner(same_bits_sooner(split_spanning(lower_tile(region)), True, runs_ptx))
-    return form_fma(merge(same_bits_sooner(reorder(split_outer(lower(region))), True, runs_ptx)))
+    return form_fma(reorder(same_bits_sooner(split_outer(lower(region)), True, runs_ptx)))
 
 
 def kernels(region: Region, device: DeviceInfo = H200) -> tuple[LoopProgram, Plan, tuple[KernelSource, ...]]:

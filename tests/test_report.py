@@ -255,13 +255,13 @@ def test_dump_has_one_numbered_file_per_stage(tmp_path: Path) -> None:
     (graph_dir,) = tmp_path.iterdir()
     names = sorted(p.name for p in (graph_dir / "region0").iterdir())
     assert names == [
-        "00_fx.txt", "01_region.txt", "02_loops.txt", "03_split.txt", "04_reordered.txt",
-        "05_merged.txt", "06_plan.txt", "07_kernel.py", "08_fx_after.txt",
+        "00_fx.txt", "01_region.txt", "02_loops.txt", "03_split.txt", "04_merged.txt",
+        "05_plan.txt", "06_kernel.py", "07_fx_after.txt",
     ]  # fmt: skip
     texts = {p.name: p.read_text() for p in (graph_dir / "region0").iterdir()}
     assert texts["03_split.txt"].count("partial_accumulate") == 1
-    assert "@triton.jit" in texts["07_kernel.py"]
-    assert "triton_kernel_wrapper_functional" in texts["08_fx_after.txt"]
+    assert "@triton.jit" in texts["06_kernel.py"]
+    assert "triton_kernel_wrapper_functional" in texts["07_fx_after.txt"]
     assert "triton_kernel_wrapper_functional" not in texts["00_fx.txt"]
 
 

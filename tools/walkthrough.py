@@ -44,10 +44,10 @@ FX graph of forward or backward, after Inductor's own passes
    v                 -> LoopProgram:  for row: for col: ...    for col: for row: ...
    |  relative       a sum of exponentials along a row becomes differences to the row's maximum, and their sum
    |  one_hot        the sum of a row whose elements are equal in all columns but one needs no loop
-   |  split          outer reduction -> partial_accumulate per program, and a finalisation
-   |  reorder        rows outermost in every nest
+   |  split          outer reduction -> partial_accumulate per program; one nest over rows for both, and one
+   |                 that adds up the partials
    |  same_bits      cheaper instructions with the same results, such as functions without branches
-   |  merge          one nest for both, and one that adds up the partials
+   |  reorder        statements in order; what does not depend on rows comes before their loop
    v  fma            -> LoopProgram:  for row: for col: both; in fp32, dx by fused multiply-adds
    |  transform      by the first strategy that accepts the program:
    |                   blocks        no reduction along rows: a program has a block of the columns
@@ -112,19 +112,15 @@ STAGES: dict[str, tuple[str, str, str]] = {
         "Split",
         "text",
         "The outer reduction becomes pointwise: each of `num_splits` programs adds its rows to its own "
-        "partial sum, and a third nest adds up the partials (`transform/split.py`).",
-    ),
-    "reordered.txt": (
-        "Reorder",
-        "text",
-        "Nothing in the second nest depends on the order of its loops any more, so the row loop becomes the "
-        "outermost one (`transform/reorder.py`).",
+        "partial sum, and a second nest adds up the partials (`transform/split.py`). Nothing depends on the "
+        "order of the loops over columns and rows any more. So both nests are one over rows, which reads "
+        "each tensor once.",
     ),
     "merged.txt": (
-        "Merge",
+        "Reorder",
         "text",
-        "The two nests now have the same loops and become one, which reads each tensor once. Statements that "
-        "do not depend on the row are hoisted (`once:`). In fp32, dx is computed by fused multiply-adds, "
+        "Statements that need no reduction come first, and those that do not depend on the row are hoisted "
+        "(`once:`, `transform/reorder.py`). In fp32, dx is computed by fused multiply-adds, "
         "which do not round the product (`transform/fma.py`). Other strategies transform this program "
         "further. In `transform/cooperative.py`, several programs share a wide row. They wait for each other "
         "for a bounded time; a program that has waited longer computes the others' parts itself.",

@@ -448,6 +448,13 @@ def flat(axes: Sequence[Axis]) -> sympy.Expr:
     return place
 
 
+def workspace(name: str, dtype: torch.dtype, axes: Sequence[Axis]) -> tuple[Buffer, sympy.Expr]:
+    """A buffer with an element for each index of some axes, outermost first, and the index into it."""
+    sizes = tuple(axis.size for axis in axes)
+    strides = tuple(sympy.prod(sizes[i + 1 :], sympy.S.One) for i in range(len(sizes)))
+    return Buffer(name, BufferRole.WORKSPACE, dtype, sizes, strides), flat(axes)
+
+
 def live(body: Iterable[Statement]) -> tuple[Statement, ...]:
     """The statements of a body that are no values, and the values that statements use, in order."""
     needed: set[str] = set()

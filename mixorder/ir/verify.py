@@ -32,9 +32,7 @@ class Form(enum.Enum):
     """The last stage that a program has passed."""
 
     LOWERED = "lowered"
-    SPLIT = "split"
-    REORDERED = "reordered"
-    MERGED = "merged"
+    MERGED = "merged"  # in one nest over rows, whose sums over these another nest adds up
     COOPERATIVE = "cooperative"
     SLABS = "slabs"  # in three nests: sums, what follows from them, and what that is needed for
     BLOCKED = "blocked"  # in one nest, whose reductions end within a tile
@@ -57,22 +55,20 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
     if form is Form.SLABS:
         _require(len(program.nests) in (3, 4), "{} nests instead of three or four", len(program.nests))
         _require(not any(isinstance(s, Reduce) for s in program.nests[2].body), "the third nest reduces")
-        _verify_in_place(program, form)
+        _verify_in_place(program)
         return program
     if form is Form.LOWERED:
         _require(not program.role(BufferRole.WORKSPACE), "a workspace before the split")
-        _require(all(b.over is None for b in program.buffers), "an output is over an input before the merge")
+        _require(all(b.over is None for b in program.buffers), "an output is over an input before the split")
         return program
     _verify_split(program)
-    if form is not Form.SPLIT:
-        for nest in program.nests:
-            _verify_order(nest)
+    for nest in program.nests:
+        _verify_order(nest)
     if form is Form.COOPERATIVE:
         _verify_phases(program.nests[0])
-    if form in (Form.MERGED, Form.COOPERATIVE):
-        over_rows = [n for n in program.nests if _runs_over(n, AxisClass.ROW)]
-        _require(len(over_rows) == 1, "{} nests over rows after the merge", len(over_rows))
-    _verify_in_place(program, form)
+    over_rows = [n for n in program.nests if any(axis.kind is AxisClass.ROW for axis in n.loops)]
+    _require(len(over_rows) == 1, "{} nests over rows after the split", len(over_rows))
+    _verify_in_place(program)
     return program
 
 
@@ -98,11 +94,9 @@ def _verify_blocked(program: LoopProgram) -> None:
             _require(whole, "{} spans more than a tile", stmt)
 
 
-def _verify_in_place(program: LoopProgram, form: Form) -> None:
+def _verify_in_place(program: LoopProgram) -> None:
     """An output reuses one input's memory, after its last read, and no two outputs reuse the same input's."""
     over = [b for b in program.buffers if b.over is not None]
-    merged = form in (Form.MERGED, Form.COOPERATIVE, Form.SLABS)
-    _require(not over or merged, "an output is over an input before the merge")
     waits = any(isinstance(s, Exchange) for s in program.nests[0].body)
     _require(not (over and waits), "a program that waits for others may have to read its input again")
     _require(len({b.over for b in over}) == len(over), "two outputs are over one input")
@@ -203,10 +197,6 @@ def _verify_phases(nest: Nest) -> None:
                 _require(here, "{} is in phase {}, %{} is not", stmt, phase, name)
         if isinstance(stmt, Value) and not isinstance(stmt, Reduce):
             phase_of[stmt.name] = phase
-
-
-def _runs_over(nest: Nest, kind: AxisClass) -> bool:
-    return any(axis.kind is kind for axis in nest.loops)
 
 
 def _require(condition: bool, message: str, *parts: object) -> None:

@@ -87,7 +87,7 @@ def expected(
     device: DeviceInfo,
     times: Times = TIMES,
 ) -> Expected:
-    """The prediction for a region: `lowered` has its nests before the merge, `loops` those that run."""
+    """The prediction for a region: `lowered` has two nests over rows, `loops` those that run."""
     fused = fused_kernels(loops, plan, facts, moved)
     idle = dataclasses.replace(fused, main=dataclasses.replace(fused.main, work=fused.main.work.idle()))
     ours_us = fused.us(device, times), idle.us(device, times)

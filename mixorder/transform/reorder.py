@@ -1,8 +1,5 @@
-"""Bring the partial accumulation into the inner reduction's loop order, and merge both into one nest.
-
-`reorder` only changes the order of loops and statements. `merge` joins nests that then have the same loops,
-so that each load and each value that both need occurs once. It also hoists what does not depend on rows.
-"""
+"""Put the statements of a nest in order: what needs fewer reductions first, and what does not depend on rows
+once, before the loops over these."""
 
 from __future__ import annotations
 
@@ -24,47 +21,15 @@ from ..ir.program import (
 )
 from .alignment import alignment_phase
 
-# Outermost first. A program has one index on the batch axis, and the rows of its split. Columns are
-# innermost, because memory is contiguous along them.
-_ORDER = {
-    AxisClass.BATCH: 0,
-    AxisClass.SPLIT: 1,
-    AxisClass.ROW: 2,
-    AxisClass.COLUMN: 3,
-    AxisClass.COMMON: 4,
-}
-
 
 def reorder(program: LoopProgram) -> LoopProgram:
-    """Give every nest over rows the loops (split, row, column), and put its statements in loop order."""
-    split = program.axis(AxisClass.SPLIT)
-    nests = []
-    for nest in program.nests:
-        loops = nest.loops
-        if any(axis.kind is AxisClass.ROW for axis in loops):
-            if split is not None and split not in loops:
-                loops = (*loops, split)
-            loops = tuple(sorted(loops, key=lambda axis: _ORDER[axis.kind]))
-        nests.append(_arranged(dataclasses.replace(nest, loops=loops)))
-    return dataclasses.replace(program, nests=tuple(nests))
-
-
-def merge(program: LoopProgram) -> LoopProgram:
-    """Merge the nests over rows into one; nests over splits alone (the finalisation) follow it."""
-    over_rows = [n for n in program.nests if any(a.kind is AxisClass.ROW for a in n.loops)]
-    others = [n for n in program.nests if n not in over_rows]
-    loops = over_rows[0].loops
-    if any(n.loops != loops for n in over_rows):
-        raise ValueError("nests over rows have different loops: reorder first")
-    seen: dict[Statement, None] = {}
-    for nest in over_rows:
-        seen.update(dict.fromkeys(nest.body))
-    merged = _hoisted(_arranged(Nest(loops, tuple(seen))))
-    program = dataclasses.replace(program, nests=(merged, *others))
+    """The program with the statements of its nest over rows in order."""
+    main, *finals = program.nests
+    program = dataclasses.replace(program, nests=(_hoisted(arranged(main)), *finals))
     return dataclasses.replace(program, phase=alignment_phase(program))
 
 
-def _arranged(nest: Nest) -> Nest:
+def arranged(nest: Nest) -> Nest:
     """Sort statements by level, and within a level by loop depth, with its stores and then reductions last.
 
     The level of a value is the number of dependent reductions before it. A load moves to the first level that

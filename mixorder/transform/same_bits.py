@@ -14,8 +14,8 @@ from .single_precision import divide_in_float32
 
 
 def same_bits_sooner(program: LoopProgram, saturates: bool, runs_ptx: bool) -> LoopProgram:
-    """A program before its nests are merged. `saturates`: whether a device's casts to float8 do. `runs_ptx`:
-    whether it is of NVIDIA."""
+    """A program whose statements are not in order yet. `saturates`: whether a device's casts to float8 do.
+    `runs_ptx`: whether it is of NVIDIA."""
     rules: list[Rule] = [divide_in_float32, multiply_by_reciprocals]
     if saturates:  # or a clamp before a cast to float8 may change something
         rules.append(without_clamp)

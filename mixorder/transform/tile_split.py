@@ -14,12 +14,8 @@ import sympy
 
 from ..errors import Decline, DeclineReason
 from ..ir.program import (
-    NUM_SPLITS,
-    SPLIT_SYMBOL,
     Axis,
     AxisClass,
-    Buffer,
-    BufferRole,
     LoopProgram,
     Nest,
     PartialAccumulate,
@@ -29,12 +25,11 @@ from ..ir.program import (
     Value,
     behind,
     closure,
-    flat,
     live,
     operands,
 )
 from ..ir.rewriting import along_one
-from .split import final_nest
+from .split import SPLIT, divided
 
 
 def split_spanning(program: LoopProgram) -> LoopProgram:
@@ -49,25 +44,18 @@ def split_spanning(program: LoopProgram) -> LoopProgram:
     if any(set(s.axes) != reduced for s in spanning):
         raise Decline(DeclineReason.AXIS_CLASS, "sums over different blocks", spanning[-1].name)
     columns = tuple(axis for axis in nest.loops if axis.symbol not in reduced)
-    size = sympy.prod(axis.size for axis in columns)
-    split = Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
-    spaces = {
-        r.name: Buffer(f"ws{i}", BufferRole.WORKSPACE, r.dtype, (NUM_SPLITS, size), (size, sympy.S.One))
-        for i, r in enumerate(spanning)
-    }
-    places = {name: (buffer.name, SPLIT_SYMBOL * size + flat(columns)) for name, buffer in spaces.items()}
     totals = behind(nest.body, spanning)
     stores = [s for s in nest.body if isinstance(s, Store) and s.value.name in totals]
-    partials = {r.name: PartialAccumulate(*places[r.name], r.kind, r.value) for r in spanning}
+    partials, final, spaces = divided(Nest(nest.loops, closure(nest.body, stores)), spanning, columns)
     main = [partials.get(s.name, s) if isinstance(s, Reduce) else s for s in nest.body]
     main = [s for s in main if s not in stores]
-    final = final_nest(Nest(nest.loops, closure(nest.body, stores)), spanning, [], places, split, columns)
-    one = Axis(columns[-1].symbol, size, AxisClass.COLUMN)  # they follow one another in all its tensors
+    # They follow one another in all its tensors.
+    one = Axis(columns[-1].symbol, sympy.prod(axis.size for axis in columns), AxisClass.COLUMN)
     body = along_one(final.body, [(columns, one)])
     return dataclasses.replace(
         program,
-        buffers=(*program.buffers, *spaces.values()),
-        nests=(Nest((split, *nest.loops), _early(live(main))), Nest((one, split), body)),
+        buffers=(*program.buffers, *spaces),
+        nests=(Nest((SPLIT, *nest.loops), _early(live(main))), Nest((one, SPLIT), body)),
     )
 
 

@@ -31,7 +31,7 @@ from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
 from mixorder.lowering.tile import lower_tile
 from mixorder.transform.finished import finished
-from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.reorder import reorder
 from mixorder.transform.slabs import reduce_then_apply
 from mixorder.transform.split import split_outer
 
@@ -39,14 +39,11 @@ from mixorder.transform.split import split_outer
 @pytest.fixture(scope="module")
 def programs() -> dict[Form, LoopProgram]:
     lowered = lower(only(graphs.layer_norm_backward(512, 256)))
-    split = split_outer(lowered)
-    reordered = reorder(split)
+    merged = reorder(split_outer(lowered))
     return {
         Form.LOWERED: lowered,
-        Form.SPLIT: split,
-        Form.REORDERED: reordered,
-        Form.MERGED: merge(reordered),
-        Form.COOPERATIVE: share(merge(reordered), 2, 2),
+        Form.MERGED: merged,
+        Form.COOPERATIVE: share(merged, 2, 2),
         Form.SLABS: reduce_then_apply(lower_tile(within_tile(graphs.batch_norm_backward(4096, 64)))),
         Form.BLOCKED: lower_tile(within_tile(graphs.block_scales(256, 512))),
     }
@@ -144,9 +141,9 @@ BROKEN: dict[str, tuple[Form, Change, str]] = {
     "an output never stored": (
         LOWERED, body_of(lambda body: (s for s in body if not isinstance(s, Store))), "are stored as"
     ),
-    "an outer reduction after the split": (Form.SPLIT, reduced_over("x"), "is an outer reduction"),
+    "an outer reduction after the split": (Form.MERGED, reduced_over("x"), "is an outer reduction"),
     "columns around rows": (
-        Form.REORDERED,
+        Form.MERGED,
         lambda nest: dataclasses.replace(nest, loops=nest.loops[::-1]),
         "columns enclose rows",
     ),

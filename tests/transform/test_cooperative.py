@@ -14,7 +14,7 @@ from torch.fx import Graph
 from mixorder.errors import Decline, DeclineReason
 from mixorder.ir.program import Axis, AxisClass, LoopProgram
 from mixorder.transform.cooperative import check_shareable
-from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.reorder import reorder
 from mixorder.transform.split import split_outer
 
 COLUMN = ((256,), f32)
@@ -64,7 +64,7 @@ def test_a_single_row_is_declined() -> None:
 
 def first_program(graph: Graph) -> LoopProgram:
     region = next(iter(graphs.in_turn(graph)))
-    return merge(reorder(split_outer(graphs.lower(region))))
+    return reorder(split_outer(graphs.lower(region)))
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -13,14 +13,14 @@ from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
 from mixorder.schedule.facts import facts_of
 from mixorder.transform.fma import form_fma
-from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.reorder import reorder
 from mixorder.transform.split import split_outer
 
 FULL = ((512, 256), f32)
 
 
 def merged(graph: torch.fx.Graph) -> LoopProgram:
-    return merge(reorder(split_outer(lower(only(graph)))))
+    return reorder(split_outer(lower(only(graph))))
 
 
 def contracted(graph: torch.fx.Graph) -> LoopProgram:

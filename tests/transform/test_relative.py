@@ -11,7 +11,7 @@ from mixorder.ir.program import Reduce, Value
 from mixorder.ir.verify import Form, verify
 from mixorder.lowering.lower import lower
 from mixorder.transform.relative import in_two_steps
-from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.reorder import reorder
 from mixorder.transform.split import split_outer
 
 
@@ -27,4 +27,4 @@ def test_nests_have_a_sum_in_the_same_steps() -> None:
     rows, columns = ({s.name: s for s in nest.body if isinstance(s, Value)} for nest in program.nests)
     assert all(rows[name] == columns[name] for name in rows.keys() & columns.keys())
     assert any(name.endswith(".term") for name in rows)
-    verify(merge(reorder(split_outer(program))), Form.MERGED)
+    verify(reorder(split_outer(program)), Form.MERGED)

@@ -41,7 +41,7 @@ from mixorder.transform.fma import form_fma
 from mixorder.transform.powers_of_two import multiply_by_reciprocals
 from mixorder.transform.producers import with_producers
 from mixorder.transform.quotients import divide_by_blocks
-from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.reorder import reorder
 from mixorder.transform.rounding import round_at_once
 from mixorder.transform.saturation import without_clamp
 from mixorder.transform.short_sums import without_compensation
@@ -266,9 +266,8 @@ SAME_BITS = [lambda program, rule=rule: rewritten(program, rule) for rule in RUL
 def test_transforms_of_a_region_over_rows(name: str) -> None:
     lowered = lower(region_of(name))
     inputs = inputs_of(region_of(name), lowered)
-    split = kept(lowered, inputs, (one_hot.sum_one_hot, Form.LOWERED), (split_outer, Form.SPLIT))
-    reordered = kept(split, inputs, (reorder, Form.REORDERED), *((t, Form.REORDERED) for t in SAME_BITS))
-    merged = kept(reordered, inputs, (merge, Form.MERGED))
+    split = kept(lowered, inputs, (one_hot.sum_one_hot, Form.LOWERED), (split_outer, Form.MERGED))
+    merged = kept(split, inputs, *((t, Form.MERGED) for t in SAME_BITS), (reorder, Form.MERGED))
     one = evaluated(finished(merged), inputs, splits=1)
     assert not differing(evaluated(merged, inputs), one)
     for mine, exact in zip(evaluated(form_fma(merged), inputs).values(), one.values(), strict=True):

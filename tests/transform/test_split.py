@@ -15,7 +15,7 @@ FULL = ((512, 256), f32)
 
 
 def split(function: Any, *specs: Any) -> LoopProgram:
-    return verify(split_outer(lower(only(traced(function, *specs)))), Form.SPLIT)
+    return verify(split_outer(lower(only(traced(function, *specs)))), Form.MERGED)
 
 
 def test_a_column_result_that_loops_round_is_not_compensated() -> None:

@@ -24,7 +24,7 @@ from mixorder.lowering.lower import lower
 from mixorder.region.find import find_regions
 from mixorder.schedule import cost
 from mixorder.transform.fma import form_fma
-from mixorder.transform.reorder import merge, reorder
+from mixorder.transform.reorder import reorder
 from mixorder.transform.same_bits import same_bits_sooner
 from mixorder.transform.split import split_outer
 
@@ -61,8 +61,8 @@ def _regions(graph: torch.fx.Graph, found: list[tuple[LoopProgram, int]]) -> Non
         if isinstance(region, Decline):
             continue
         lowered = lower(region)
-        loops = same_bits_sooner(reorder(split_outer(lowered)), saturates=True, runs_ptx=True)
-        program = form_fma(merge(loops))
+        loops = same_bits_sooner(split_outer(lowered), saturates=True, runs_ptx=True)
+        program = form_fma(reorder(loops))
         moved = cost.traffic(program, 0)
         found.append((program, moved.read + moved.written))
 
