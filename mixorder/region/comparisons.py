@@ -25,10 +25,12 @@ from torch.fx import Graph, Node
 from ..inductor.graphs import OpOverload, has_kernel_of_its_own, is_computed_again
 from ..inductor.tensors import unset_fake_temporarily
 from .nodes import (
+    VIEWS,
     fake,
     float_bytes,
     is_pointwise,
     operands,
+    readers,
     reduction_kind,
     shape_of,
     shows,
@@ -168,19 +170,25 @@ def masks(graph: Graph, least: int) -> Iterator[Mask]:
     gradient."""
     late = functools.cache(lambda: _computed_from_gradients(graph))
     for node in (n for target in _SIGNED for n in graph.find_nodes(op="call_function", target=target)):
-        stored = unviewed(node.args[0], _is_cast_from_half)
+        stored = unviewed(node.args[0], lambda n: _is_reshaped(n) or _is_cast_from_half(n))
         size = _size(stored)
         if node.args[1] != 0 or (isinstance(size, int) and size < least) or is_computed_again(stored):
             continue
         if not _is_saved(stored, late()) or (found := _by_sign(node, stored)) is None:
             continue
-        source = _normalised(found.value)
+        alike = shape_of(found.value) == shape_of(node) or isinstance(size, int)
+        source = _normalised(found.value) if alike else None
         if source is not None and _is_read_anyway(source, found.value, late()):
             yield found
 
 
 def _is_cast_from_half(node: Node) -> bool:
     return node.target is prims.convert_element_type.default and float_bytes(operands(node)[0]) == 2
+
+
+def _is_reshaped(node: Node) -> bool:
+    """Whether a node has an operand's elements, in their order."""
+    return node.target in VIEWS and _size(node) == _size(operands(node)[0])
 
 
 def _by_sign(node: Node, stored: Node) -> Mask | None:
@@ -199,7 +207,11 @@ def _by_sign(node: Node, stored: Node) -> Mask | None:
         numbers = torch.tensor([least, math.inf, 0, -1, -math.inf, math.nan], dtype=dtype, device="cpu")
         known = {value: numbers}
         for n in others:
-            known[n] = n.target(*torch.fx.map_arg(n.args, known.__getitem__), **n.kwargs)  # type: ignore[operator]
+            known[n] = (
+                known[operands(n)[0]]
+                if _is_reshaped(n)
+                else n.target(*torch.fx.map_arg(n.args, known.__getitem__), **n.kwargs)
+            )
         signs = node.target(numbers, 0)  # type: ignore[operator]
         if not torch.equal(known[node], signs) or not torch.equal(known[stored][:2], numbers[:2]):
             return None
@@ -211,7 +223,8 @@ def _is_bent(node: Node) -> bool:
     """Whether an operator is linear, or constant, on either side of zero."""
     if node.target is aten.mul.Tensor:
         return not isinstance(node.args[1], Node)
-    return node.target in _BENT or (node.target in _WITH_A_NUMBER and node.args[1] == 0)
+    compared = node.target in _WITH_A_NUMBER and node.args[1] == 0
+    return compared or node.target in _BENT or _is_reshaped(node)
 
 
 def _normalised(value: Node) -> Node | None:
@@ -261,7 +274,7 @@ def _is_read_anyway(source: Node, value: Node, late: set[Node]) -> bool:
 
 def _is_saved(node: Node, late: set[Node]) -> bool:
     """Whether the backward reads a tensor in memory, such as a convolution's input."""
-    return any(n in late and not (is_pointwise(n) or shows(n) or n.op == "output") for n in node.users)
+    return any(n in late and not (is_pointwise(n) or n.op == "output") for n in readers(node, shows))
 
 
 def _size(node: Node) -> Size:

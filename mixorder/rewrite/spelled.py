@@ -205,10 +205,14 @@ def _operand(one: _Spelled, piece: Piece, dim: int) -> Node:
 def add_mask(mask: Node, value: Node, most: float) -> None:
     """Add to a joint graph a mask that is equal to one that it has, of the elements of a value that are at
     most, or above, some number. Its backward takes one of both."""
-    graph = mask.graph
-    with graph.inserting_after(mask):
+    graph, val, shape = mask.graph, fake(value), shape_of(mask)
+    with graph.inserting_before(mask.next):
+        if shape_of(value) != shape:
+            meta = value.meta
+            value = graph.call_function(aten.view.default, (value, shape))
+            with val.fake_mode:  # type: ignore[union-attr]
+                value.meta = {**meta, "val": val.view(shape)}  # type: ignore[union-attr,arg-type]
         other = graph.call_function(mask.target, (value, most))  # type: ignore[arg-type]
-    with graph.inserting_after(other):
         both = graph.call_function(aten.logical_and.default, (mask, other))
     other.meta, both.meta = dict(mask.meta), dict(mask.meta)
     mask.replace_all_uses_with(both, lambda user: user is not both)

@@ -116,6 +116,7 @@ def test_both_graphs_say_that_they_round() -> None:
 RELUS: list[tuple[Callable[[], nn.Module], tuple[int, ...], bool, torch.dtype]] = [
     (lambda: nn.BatchNorm2d(16), (4, 16, 20, 18), False, bf16),
     (lambda: nn.BatchNorm2d(16), (4, 20, 18, 16), True, f16),
+    (lambda: nn.InstanceNorm2d(4, affine=True), (2, 4, 260, 256), False, f16),  # between views
     (lambda: nn.BatchNorm1d(24), (1200, 24), False, f32),
     (lambda: nn.LayerNorm(256), (64, 256), True, bf16),
 ]
@@ -148,6 +149,8 @@ def test_a_backward_has_the_mask_of_what_the_forward_stored(
 
     def function(x: torch.Tensor) -> torch.Tensor:
         y = BENT[name](module(x))
+        if isinstance(module, nn.LayerNorm):
+            return y @ same  # whose gradient reads a view
         return F.conv2d(y, same) if x.dim() == 4 else F.linear(y, same)
 
     x.requires_grad_()
@@ -180,6 +183,8 @@ MADE: dict[str, tuple[Callable[..., Any], torch.dtype, int]] = {
     "norm": (lambda norm, z, x: torch.relu(norm(z)), bf16, 1),
     "in place": (lambda norm, z, x: F.leaky_relu_(norm(z), 0.1), bf16, 1),
     "in place, in full precision": (lambda norm, z, x: F.leaky_relu_(norm(z), 0.1), f32, 1),
+    "between views": (lambda norm, z, x: torch.relu(norm(z).flatten(1)).view_as(z), bf16, 1),
+    "of a part": (lambda norm, z, x: torch.relu(norm(z)[:, :4]).repeat(1, 2, 1, 1), f32, 0),
     "no sign": (lambda norm, z, x: F.threshold(norm(z), 0.5, 0.0), bf16, 0),
     "negated": (lambda norm, z, x: torch.relu(-F.relu_(norm(z))), f32, 0),
     "not the value itself": (lambda norm, z, x: torch.relu(F.leaky_relu(norm(z) * 2, 0.1)), bf16, 0),
