@@ -35,7 +35,10 @@ def check_case(
         return
     found, wanted = found_in(records), expected or [case.expected(shape, 0, device)]
     assert found in wanted, (found, wanted)
-    plain, exact = example.step(stock)(), example.exact(stock)
+    # Eager rounds float32 as stock does, and need not be compiled.
+    eager = device == "cpu" and dtype == f32 and not case.random
+    plain = example.step((lambda function: function) if eager else stock)()
+    exact = example.exact(stock)
     for mine, theirs in zip(results, plain, strict=True):
         assert mine.dtype == theirs.dtype
         # Inductor pads the rows of a buffer at some sizes: the order of the dims is what is given.
