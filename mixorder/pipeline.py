@@ -133,19 +133,28 @@ def _run(
     graph: Graph, search: Callable[[], RegionSearch], options: Options, setting: Setting
 ) -> list[RegionRecord]:
     """Fuse the regions that a search finds. What did not fit into memory is tried again once all others are
-    fused, if the peak is lower then."""
+    fused, if the peak is lower then. Of a pair whose rows are too wide, and whose sums are fused over slabs,
+    nothing is told."""
     started = time.perf_counter()
     ends: list[RegionRecord | Decline] = []
     memory = functools.cache(lambda: Timeline(graph))  # only for a graph with a region
     runners = functools.partial(Runner, options, Dump(options.dump_dir), {})
     each = functools.partial(_fuse_each, graph, memory, runners, setting)
     waiting: dict[Node, tuple[int, str, int]] = {}  # by outer reduction: the end, the name, the peak
+    wide, taken = dict[int, set[Node]](), list[set[Node]]()  # pairs by their ends, and regions: reductions
     for found, end in each(search(), lambda found: found):
         ends.append(end)
         if isinstance(found, Region) and isinstance(end, Decline) and end.reason is DeclineReason.MEMORY:
             waiting |= dict.fromkeys(found.outer, (len(ends) - 1, found.name, memory().peak))
-        else:
-            _tell(end)
+            continue
+        if isinstance(found, Region):
+            reductions = {*found.inner, *found.outer}
+            if isinstance(end, RegionRecord):
+                taken.append(reductions)
+            elif end.reason is DeclineReason.ROW_TOO_WIDE:
+                wide[len(ends) - 1] = reductions
+                continue
+        _tell(end)
 
     def again(found: Region | Decline) -> Region | None:
         if not isinstance(found, Region):
@@ -160,8 +169,10 @@ def _run(
             assert isinstance(found, Region)
             places = {waiting[n][0] for n in found.outer if n in waiting}
             ends[min(places)] = end if isinstance(end, RegionRecord) else ends[min(places)]
-    for place in sorted({place for place, *_ in waiting.values()}):
+    fused_anyway = {place for place, own in wide.items() if any(own <= others for others in taken)}
+    for place in sorted({*wide, *(place for place, *_ in waiting.values())} - fused_anyway):
         _tell(ends[place])
+    ends = [end for place, end in enumerate(ends) if place not in fused_anyway]
     finished(ends, time.perf_counter() - started)
     return [end for end in ends if isinstance(end, RegionRecord)]
 

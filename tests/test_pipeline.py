@@ -17,12 +17,13 @@ from torch._dynamo.utils import counters
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from mixorder import pipeline, runner
+from mixorder import pipeline, planning, runner
 from mixorder.errors import Decline, DeclineReason, MixorderError
 from mixorder.options import Options
 from mixorder.region import legality
 from mixorder.region.peak_memory import Timeline
 from mixorder.report import collect
+from mixorder.strategies import STRATEGIES
 
 FULL = ((512, 256), f32)
 STRICT = Options(enabled=True, strict=True, interpret=True)
@@ -257,3 +258,22 @@ def test_an_interrupt_is_not_swallowed(
     monkeypatch.setattr(pipeline, "lower", stop)
     with pytest.raises(interrupt):
         pipeline.run(graphs.pair_graph(), LENIENT)
+
+
+def test_a_pair_with_wide_rows_has_no_reason_where_its_sums_are_over_slabs() -> None:
+    """An instance norm behind a bias: where nothing is fused over slabs, there is a reason."""
+
+    def function(dy: Any, x: Any) -> Any:
+        sums = [one.float().sum((2, 3), keepdim=True) for one in (dy, dy.float() * x)]
+        mean, both = (one / 2**18 for one in sums)
+        dx = (dy.float() - mean - x * both).to(x.dtype)
+        return dx, dx.sum((0, 2, 3)), *(one.sum(0) for one in sums)
+
+    told: dict[bool, list[DeclineReason | None]] = {}
+    for over_slabs in (True, False):
+        own = [s for s in STRATEGIES if over_slabs or s.name != "reduce, then apply"]
+        with collect() as ends, planning.planning_with(strategies=own):
+            pipeline.run(traced(function, *[((4, 32, 512, 512), bf16)] * 2), ALWAYS)
+        told[over_slabs] = [end.reason if isinstance(end, Decline) else None for end in ends]
+    assert told[True] == [None]
+    assert DeclineReason.ROW_TOO_WIDE in told[False] and None not in told[False]
