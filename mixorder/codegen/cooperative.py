@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..inductor.printing import texpr, triton_compute_type
+from ..inductor.printing import triton_compute_type
 from ..ir.program import (
     SPLIT_SYMBOL,
     Carry,
@@ -33,8 +33,8 @@ from ..transform.cooperative import MAILBOX, slots_of
 from .exchange import POLLS, Record, carried, word
 from .exchange_phases import floating, phases_of
 from .programmatic_launch import PROGRAM
-from .source import KernelSource, LaunchConfig
-from .writer import TileDim, Writer, filler
+from .source import KernelSource
+from .writer import TileDim, Writer, filler, of_rows
 
 MINE = "mine"  # whether a turn of the kernel is for the program's own part
 
@@ -67,7 +67,7 @@ class _CooperativeKernel:
         self.phase = program.phase if plan.period > 1 else None
         self.step = plan.splits // plan.period
         self.ragged = row.size % (plan.tile_rows * plan.period) != 0
-        x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", True)
+        x = of_rows(row, masked=True)
         full = plan.group * plan.lanes == last.size and self.phase is None
         y = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full)
         self.x, self.y = x, y
@@ -81,10 +81,7 @@ class _CooperativeKernel:
 
     def written(self, label: str) -> KernelSource:
         plan, writer, code = self.plan, self.writer, self.code
-        writer.begin(["XBLOCK: tl.constexpr", "NUM_STAGES: tl.constexpr"])
-        code.writeline(f"R0_BLOCK: tl.constexpr = {plan.lanes}")
-        if not self.program.tile_axes[0].size.is_number:
-            code.writeline(f"rows = {texpr(self.program.tile_axes[0].size)}")
+        writer.begin_main(plan)
         own = "own" if self.exchanged else "part"
         code.writeline(f"{own} = {PROGRAM} % {plan.group}")
         code.writeline(f"{SPLIT_SYMBOL} = {writer.widened(PROGRAM, SPLIT_SYMBOL)} // {plan.group}")
@@ -98,10 +95,7 @@ class _CooperativeKernel:
             self.turns()
         else:
             self.turn()
-        launch = plan.launch
-        constants = (("XBLOCK", plan.tile_rows), ("NUM_STAGES", launch.num_stages))
-        config = LaunchConfig(constants, launch.num_warps, launch.num_stages)
-        return writer.finish(f"triton_mixorder_{label}", plan.group * plan.splits, config)
+        return writer.finish_main(label, plan)
 
     def turns(self) -> None:
         """One turn for the program's own part. If a wait timed out, the recompute fallback: one turn for each

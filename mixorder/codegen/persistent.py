@@ -5,34 +5,28 @@ A program keeps one row tile at a time, in one or several chunks of columns.
 
 from __future__ import annotations
 
-import dataclasses
-
-from ..inductor.printing import texpr
 from ..ir.hardware import ACCESS, WARP
 from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, PartialAccumulate, Store
 from ..schedule.plan import Plan
 from .prefetch import Prefetch
-from .source import KernelSource, LaunchConfig
-from .writer import TileDim, Writer
+from .source import KernelSource
+from .writer import TileDim, Writer, of_rows
 
 
 def persistent_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     """The kernel of the first nest of a merged program."""
     nest, (row, last) = program.nests[0], program.tile_axes
-    rows, launch = plan.tile_rows, plan.launch
+    rows = plan.tile_rows
     phase = program.phase if plan.period > 1 else None
     ragged = row.size % (rows * plan.period) != 0
-    x = TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", ragged)
+    x = of_rows(row, ragged)
     columns = _columns(last, plan, phase is not None)
     several = not row.size.is_number or int(row.size) > rows * plan.splits
     keeps = several and plan.order.keeps
     writer = Writer(program, nest, (x, *columns), plan.splits, spread_columns=several, keeps=keeps)
     writer.has_rows = _has_rows(writer, plan)
-    writer.begin(["XBLOCK: tl.constexpr", "NUM_STAGES: tl.constexpr"])
+    writer.begin_main(plan)
     code = writer.code
-    code.writeline(f"R0_BLOCK: tl.constexpr = {plan.chunk}")
-    if not row.size.is_number:
-        code.writeline(f"rows = {texpr(row.size)}")
     writer.programs(str(SPLIT_SYMBOL))
     first, tiles, step = str(SPLIT_SYMBOL), x.extent, plan.splits
     if phase is None:
@@ -64,16 +58,13 @@ def persistent_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSou
         for stmt in nest.body:
             if stmt not in prefetch.loads:
                 writer.statement(stmt)
-    if launch.dependent and not nest.after:
+    if plan.launch.dependent and not nest.after:
         writer.release()
     for acc in () if nest.after else accumulators:
         writer.store_partial(acc)
     for stmt in nest.after:
         writer.statement(stmt)
-    constants = (("XBLOCK", rows), ("NUM_STAGES", launch.num_stages))
-    config = LaunchConfig(constants, launch.num_warps, launch.num_stages)
-    source = writer.finish(f"triton_mixorder_{label}", writer.batch * plan.splits, config)
-    return dataclasses.replace(source, registers=launch.max_registers)
+    return writer.finish_main(label, plan)
 
 
 def _has_rows(writer: Writer, plan: Plan) -> bool:

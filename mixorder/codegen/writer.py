@@ -26,6 +26,7 @@ from ..ir.program import (
     SPLIT_SYMBOL,
     Accumulated,
     AlignmentPhase,
+    Axis,
     AxisClass,
     BufferRole,
     Compute,
@@ -38,6 +39,7 @@ from ..ir.program import (
     Store,
 )
 from ..ir.reductions import AMAX, ReductionKind
+from ..schedule.plan import Plan
 from .kernel_text import KernelText, filler, identity
 from .programmatic_launch import released
 from .source import KernelSource, LaunchConfig
@@ -75,6 +77,11 @@ class TileDim:
     @property
     def mask(self) -> str:
         return f"{self.symbol}mask{self.suffix}"
+
+
+def of_rows(row: Axis, masked: bool) -> TileDim:
+    """The dim of a main kernel's rows."""
+    return TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", masked)
 
 
 class _Chunk(NamedTuple):
@@ -139,6 +146,22 @@ class Writer(KernelText):
     def widened(self, text: str, name: object) -> str:
         """The text of an integer, in 64 bits if the symbol of a loop that it is for has as many."""
         return f"({text}).to(tl.int64)" if str(name) in self.wide else text
+
+    def begin_main(self, plan: Plan) -> None:
+        """Begin a main kernel, which has the rows of a tile and the stages as parameters."""
+        row = self.program.tile_axes[0]
+        self.begin(["XBLOCK: tl.constexpr", "NUM_STAGES: tl.constexpr"])
+        self.code.writeline(f"R0_BLOCK: tl.constexpr = {plan.chunk}")
+        if not row.size.is_number:
+            self.code.writeline(f"rows = {texpr(row.size)}")
+
+    def finish_main(self, label: str, plan: Plan) -> KernelSource:
+        launch = plan.launch
+        constants = (("XBLOCK", plan.tile_rows), ("NUM_STAGES", launch.num_stages))
+        config = LaunchConfig(constants, launch.num_warps, launch.num_stages)
+        grid = self.batch * plan.splits * plan.group
+        source = self.finish(f"triton_mixorder_{label}", grid, config)
+        return dataclasses.replace(source, registers=launch.max_registers)
 
     def finish(self, name: str, grid: int | sympy.Expr, config: LaunchConfig) -> KernelSource:
         grid = int(grid) if sympy.sympify(grid).is_number else grid

@@ -345,6 +345,14 @@ class AlignmentPhase:
         """Rows this many apart start at the same distance from a boundary."""
         return self.elements // math.gcd(self.stride, self.elements)
 
+    @property
+    def slack(self) -> int:
+        """Lanes beyond its columns that a row needs where rows do not all start at a boundary."""
+        return self.elements - 1
+
+
+ALIKE = AlignmentPhase(1, 1)  # all rows start at a boundary
+
 
 @dataclasses.dataclass(frozen=True)
 class LoopProgram:

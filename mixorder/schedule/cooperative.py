@@ -20,8 +20,9 @@ from collections.abc import Iterator
 
 from ..errors import Decline, DeclineReason
 from ..ir.hardware import WARP
+from ..ir.program import ALIKE
 from .device import DeviceInfo
-from .facts import ALIGNMENT, REGISTER_OVERHEAD, Phase, RowFacts
+from .facts import ALIGNMENT, REGISTER_OVERHEAD, RowFacts
 from .finalisation import final
 from .limits import MAX_STAGES, Tile, elements_of
 from .persistent import ELEMENTS_PER_THREAD, MAX_COLS
@@ -170,7 +171,7 @@ def _groups(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int) -> i
 
 def _schedule(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int, depth: int) -> Plan:
     if facts.phase.period > _groups(facts, device, tile, r0_block):
-        facts = dataclasses.replace(facts, phase=Phase())
+        facts = dataclasses.replace(facts, phase=ALIKE)
     part_cols = math.ceil(facts.cols / _parts(facts, r0_block) / ALIGNMENT) * ALIGNMENT
     parts = math.ceil(facts.cols / part_cols)
     per_sm = WARPS_PER_SM // tile.num_warps

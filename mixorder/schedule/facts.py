@@ -20,6 +20,8 @@ import sympy
 
 from ..ir.hardware import ACCESS, SECTOR
 from ..ir.program import (
+    ALIKE,
+    AlignmentPhase,
     AxisClass,
     Buffer,
     BufferRole,
@@ -98,17 +100,6 @@ class Held:
 
     of_columns: int = 0
     """Those of accumulators and column vectors, for each column."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Phase:
-    """Where rows start relative to the boundaries of wide memory accesses."""
-
-    period: int = 1
-    """Rows this many apart start at the same distance from a boundary; 1 if all do."""
-
-    slack: int = 0
-    """Lanes beyond its columns that a program needs where they do not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +189,7 @@ class RowFacts(Facts):
     """Whether the reductions over rows are over the columns as well."""
 
     held: Held = Held()
-    phase: Phase = Phase()
+    phase: AlignmentPhase = ALIKE
     loads: Loads = Loads()
     lies: Lying = Lying()
     exchange: Exchanged = Exchanged()
@@ -243,16 +234,12 @@ class _Reader:
             self.levels(),
             common=self.col.kind is AxisClass.COMMON,
             held=Held(self.across_reductions + self.column_words, self.column_words),
-            phase=self.phase(),
+            phase=self.program.phase or ALIKE,
             loads=self.loads(widest_bytes),
             lies=self.lies(),
             exchange=self.exchange(),
             final=Final(self.numbered(), self.finishable()),
         )
-
-    def phase(self) -> Phase:
-        phase = self.program.phase
-        return Phase() if phase is None else Phase(phase.period, phase.elements - 1)
 
     def loads(self, widest_bytes: int) -> Loads:
         return Loads(

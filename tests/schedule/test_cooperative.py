@@ -110,5 +110,5 @@ def test_the_users_split_size_is_kept_within_what_is_resident() -> None:
         schedule = choose_shared(RMS, H200, split_size)
         assert schedule.splits == min(free.splits, math.ceil(RMS.rows / split_size))
         assert schedule.changed(splits=free.splits) == free
-    odd = with_numbers(RMS, period=8)
+    odd = with_numbers(RMS, elements=8)
     assert choose_shared(odd, H200, 1000).splits == 8
