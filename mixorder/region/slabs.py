@@ -44,7 +44,6 @@ from .turned import traced_shape
 from .walk import by_position, dependents, descendants, needed_for, position, sweep
 
 SHORT = 1024  # elements that Inductor holds while it reduces them and computes with each of them again
-MOMENTS = True  # whether a mean and a variance are over slabs: the forward of a group norm
 SHORT_ROW = 2**16  # that it reads a second time from L2, in the same kernel
 
 
@@ -57,8 +56,6 @@ def may_be_over_slab(node: Node) -> bool:
     """Whether a node is a sum over some axes of a tensor, and not over all."""
     what, kind = reduced(node), reduction_kind(node)
     if what is None or kind is None or not kind.compensable or is_relative_sum(node):
-        return False
-    if _is_statistic(node) and not MOMENTS:
         return False
     if not what.run:
         return False
