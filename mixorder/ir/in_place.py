@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sympy
 
-from .program import Buffer, Load, LoopProgram, Nest, Store, operands
+from .program import Buffer, Load, LoopProgram, Store, closure
 
 
 def why_not(program: LoopProgram, output: Buffer, source: Buffer) -> str | None:
@@ -32,7 +32,7 @@ def why_not(program: LoopProgram, output: Buffer, source: Buffer) -> str | None:
     if any(load.predicate is not None or not _same(load.index, store.index) for load in loads):
         return "an element is read at another place than it is written"
     # In any of Triton's layouts, every thread loads what its stored value depends on before it stores.
-    if not {load.name for load in loads} <= _needed(main, store):
+    if not set(loads).issubset(closure(main.statements, [store])):
         return "the input is read for something else"
     return None
 
@@ -52,12 +52,3 @@ def _contiguous(buffer: Buffer) -> bool:
 
 def _same(a: sympy.Expr, b: sympy.Expr) -> bool:
     return sympy.expand(a - b) == 0
-
-
-def _needed(nest: Nest, store: Store) -> set[str]:
-    """Names of the values that a store depends on."""
-    needed = set(operands(store))
-    for stmt in reversed(nest.statements[: nest.statements.index(store)]):
-        if not isinstance(stmt, Store) and getattr(stmt, "name", None) in needed:
-            needed.update(operands(stmt))
-    return needed

@@ -28,5 +28,5 @@ PERSISTENT = Strategy(
     choose=persistent.choose,
     starts=_more_spills,
     space=PersistentSpace,
-    emit=functools.partial(generate, persistent_kernel),
+    generate=functools.partial(generate, persistent_kernel),
 )

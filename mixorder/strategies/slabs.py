@@ -20,7 +20,7 @@ SLABS = Strategy(
     "reduce, then apply",
     rank=60,
     choose=slabs.choose,
-    emit=slab_kernels,
+    generate=slab_kernels,
     applies=_is_over_slabs,
     transform=lambda program, device: reduce_then_apply(program),
     form=Form.SLABS,

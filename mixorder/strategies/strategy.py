@@ -19,18 +19,6 @@ Choose = Callable[[Any, DeviceInfo, int], Plan]
 """From facts, a device and rows per program (0: the best number); raises `Decline`."""
 
 
-def _applies(program: LoopProgram) -> None:
-    """Accepts every merged program."""
-
-
-def _unchanged(program: LoopProgram, device: DeviceInfo) -> LoopProgram:
-    return program
-
-
-def _with_nothing_more(program: LoopProgram, plan: Plan) -> LoopProgram:
-    return program
-
-
 @dataclasses.dataclass(frozen=True)
 class Strategy:
     """One way of running a merged program.
@@ -38,22 +26,23 @@ class Strategy:
     Strategies with a lower `rank` are tried first. `applies` raises `Decline` for a merged program that
     cannot be run in this way. `transform` makes the loops for a device, which then have `form`. `place` does
     what depends on the plan: it adds buffers of its sizes. `starts` are plans that a search begins from, in
-    addition to the chosen one; `space` has those near one. `emit` writes the kernels. `predict` gives the
-    times of loops, and of Inductor's kernels for the loops as lowered. `in_place`: whether an output of loops
-    may reuse the memory of an input that is read before.
+    addition to the chosen one; `space` has those near one. `generate` writes the kernels of loops that
+    `place` returned, in the order of their launches. `predict` gives the times of loops, and of Inductor's
+    kernels for the loops as lowered. `in_place`: whether an output of loops may reuse the memory of an input
+    that is read before.
     """
 
     name: str
     rank: int
     choose: Choose
-    emit: Callable[[LoopProgram, Plan, str], tuple[KernelSource, ...]]
+    generate: Callable[[LoopProgram, Plan, str], tuple[KernelSource, ...]]
     starts: Callable[[Any, DeviceInfo, int], Iterator[Plan]] = lambda facts, device, split_size: iter(())
     space: Callable[[Any, DeviceInfo, Plan, bool], Space] = lambda *args: Space(*args[:3])
-    applies: Callable[[LoopProgram], None] = _applies
-    transform: Callable[[LoopProgram, DeviceInfo], LoopProgram] = _unchanged
+    applies: Callable[[LoopProgram], None] = lambda program: None
+    transform: Callable[[LoopProgram, DeviceInfo], LoopProgram] = lambda program, device: program
     form: Form = Form.MERGED
     facts: Callable[[LoopProgram], Facts] = facts_of
-    place: Callable[[LoopProgram, Plan], LoopProgram] = _with_nothing_more
+    place: Callable[[LoopProgram, Plan], LoopProgram] = lambda loops, plan: loops
     describe: Callable[[Plan], str] = lambda plan: ""
     in_place: Callable[[LoopProgram], bool] = lambda loops: True
     predict: Callable[..., Expected] = expected
@@ -66,10 +55,6 @@ class Strategy:
     @property
     def over_slabs(self) -> bool:
         return self.form is Form.SLABS
-
-    def generate(self, loops: LoopProgram, plan: Plan, label: str) -> tuple[KernelSource, ...]:
-        """The kernels of loops that `place` returned, in the order of their launches."""
-        return self.emit(loops, plan, label)
 
     def title(self, plan: Plan) -> str:
         """The strategy with what a plan determines, such as `cooperative, 8 programs to a row`."""

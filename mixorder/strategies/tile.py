@@ -33,7 +33,7 @@ TILE = Strategy(
     "blocks in a tile",
     rank=50,
     choose=tile.choose,
-    emit=functools.partial(generate, tile_kernel),
+    generate=functools.partial(generate, tile_kernel),
     applies=_ends_within_blocks,
     transform=_transformed,
     form=Form.BLOCKED,

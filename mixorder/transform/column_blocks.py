@@ -18,7 +18,6 @@ from ..ir.program import (
     BufferRole,
     LoopProgram,
     Nest,
-    Reduce,
 )
 from ..ir.rewriting import reindexed
 
@@ -28,10 +27,9 @@ BLOCK = sympy.Symbol("k", integer=True, nonnegative=True)  # as the batch axis o
 def check_divisible(program: LoopProgram) -> None:
     """Raise `Decline` unless each column of a merged program can be computed without the others."""
     col = program.axis(AxisClass.COLUMN)
-    reduced = {s for nest in program.nests for r in nest.body if isinstance(r, Reduce) for s in r.axes}
     missing = {
         "columns": col is not None and col.size.is_number,
-        "no reduction along a row": col is None or col.symbol not in reduced,
+        "no reduction along a row": not any(col and col.symbol in nest.reduced for nest in program.nests),
         "no batch axis": program.axis(AxisClass.BATCH) is None,
         "rows that all start alike": program.phase is None,
     }
