@@ -106,12 +106,7 @@ def _without_sources_of_reads(seed: Seed) -> Seed:
     early = needed_for(reads, since=min(map(position, core)))
     recomputed = {n for n in core & early if n in seed.again or analysis.recomputed(n)}
     outside = {n for n in core & early if reduction_kind(n) is not None or n not in recomputed}
-    return dataclasses.replace(
-        seed,
-        inner=tuple(n for n in seed.inner if n not in outside),
-        outer=tuple(n for n in seed.outer if n not in outside),
-        without=seed.without | outside,
-    )
+    return seed.less(outside)
 
 
 def _core(seed: Seed, without: frozenset[Node] = frozenset()) -> set[Node]:

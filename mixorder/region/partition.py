@@ -81,13 +81,7 @@ def _other_tensors(region: Region) -> Iterator[set[Node]]:
 
 def _smaller(region: Region, without: frozenset[Node]) -> Region | None:
     """The region that does without some nodes; None if none is left that is smaller."""
-    seed = region.seed
-    rest = dataclasses.replace(
-        seed,
-        inner=tuple(n for n in seed.inner if n not in without),
-        outer=tuple(n for n in seed.outer if n not in without),
-        without=seed.without | without,
-    )
+    seed, rest = region.seed, region.seed.less(without)
     if not (rest.inner if seed.inner else rest.outer):
         return None
     part = _grown(rest, region.name)
@@ -167,8 +161,7 @@ def _behind_inner(region: Region) -> Iterator[Node]:
 
 def _without(region: Region, nodes: set[Node]) -> Region | None:
     """The region that reads some nodes instead of computing them; None if there are none, or it has none."""
-    seed = dataclasses.replace(region.seed, without=region.seed.without | nodes)
-    return _grown(seed, region.name) if nodes else None
+    return _grown(region.seed.less(nodes), region.name) if nodes else None
 
 
 def _grown(seed: Seed, name: str) -> Region | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from torch.fx import Node
 
@@ -39,6 +39,11 @@ class Seed:
     made_for: Mapping[Node, frozenset[Node]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
     )
+
+    def less(self, nodes: Set[Node]) -> Seed:
+        """The seed without some nodes."""
+        inner, outer = (tuple(n for n in side if n not in nodes) for side in (self.inner, self.outer))
+        return dataclasses.replace(self, inner=inner, outer=outer, without=self.without | nodes)
 
 
 @dataclasses.dataclass(frozen=True)
