@@ -352,14 +352,14 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     found = by_first_strategy(merged, device, setting.strategies, runner)
     if isinstance(found, Decline):
         return found
-    strategy, loops, facts, schedule = found
+    strategy, loops, facts, schedule = found.strategy, found.loops, found.facts, found.schedule
     show("plan.txt", schedule)
     if loops is not merged:
         show(f"{strategy.name}.txt", loops, strategy.form)
     traffic = step("cost", cost.traffic, loops, schedule.partials, copied, _joined(region))
     takes = step("cost", strategy.predict, lowered, loops, schedule, facts, traffic, device)
     return RegionPlan(
-        key, region, across, lowered, merged, strategy, loops, facts, schedule, traffic, device, takes
+        strategy, loops, facts, schedule, key, region, across, lowered, merged, traffic, device, takes
     )
 
 

@@ -45,6 +45,7 @@ from .schedule.predicted import (
     saves,
 )
 from .strategies import STRATEGIES, Strategy
+from .strategies.strategy import Chosen
 from .tune import tuner
 from .tune.search import Tuning
 
@@ -78,11 +79,11 @@ def setting_in_force() -> Setting:
 
 
 @dataclasses.dataclass(frozen=True)
-class RegionPlan:
+class RegionPlan(Chosen):
     """How a region is run, and its traffic. All but `region` is the same for all regions with the same key.
 
     `copied`: the buffers of the nodes that are made contiguous. `lowered`: the loops before any rewrite;
-    `merged`: after the rewrites that all strategies share; `loops`: as the strategy runs them.
+    `merged`: after the rewrites that all strategies share.
     """
 
     key: Hashable | None
@@ -90,10 +91,6 @@ class RegionPlan:
     copied: tuple[str, ...]
     lowered: LoopProgram
     merged: LoopProgram
-    strategy: Strategy
-    loops: LoopProgram
-    facts: Facts
-    schedule: Plan
     traffic: cost.Traffic
     device: DeviceInfo
     expected: Expected
@@ -275,7 +272,7 @@ def _remembered(region: Region, build: Build, runner: Runner) -> RegionPlan | De
 
 def by_first_strategy(
     merged: LoopProgram, device: DeviceInfo, strategies: Sequence[Strategy], runner: Runner
-) -> tuple[Strategy, LoopProgram, Facts, Plan] | Decline:
+) -> Chosen | Decline:
     """The first strategy that accepts a merged program, with its loops, their facts and their schedule.
     Returns a `Decline` if a row of it is too wide for all, and raises every other one."""
     step, refusals = runner.step, list[Decline]()
@@ -289,7 +286,7 @@ def by_first_strategy(
             schedule = step("schedule", strategy.choose, facts, device, runner.options.split_size)
             if not runner.options.split_size:
                 schedule = step("schedule", improved, strategy, loops, facts, schedule, device)
-            return strategy, step("place", strategy.place, loops, schedule), facts, schedule
+            return Chosen(strategy, step("place", strategy.place, loops, schedule), facts, schedule)
         except Decline as refusal:
             refusals.append(refusal.kept())
     if not refusals:
@@ -354,14 +351,13 @@ def tuned(plan: RegionPlan, label: str, strategies: Sequence[Strategy], runner: 
         if plan.strategy.blocked or not runner.step("tune", tuner.wanted, options):
             return plan
         device = legality.device_of(plan.region)
-        start = tuner.Start(plan.strategy, plan.loops, plan.facts, plan.schedule)
         # With a `min_numel` of 0 a region is fused whatever the times are.
         by_itself = runner.step("alone", alone, plan.region, plan.merged.hint) if options.min_numel else None
         problem = tuner.Problem(
             plan.region.name,
             label,
             plan.merged,
-            start,
+            plan,
             strategies,
             device,
             plan.device,
@@ -385,13 +381,4 @@ def tuned(plan: RegionPlan, label: str, strategies: Sequence[Strategy], runner: 
     takes = dataclasses.replace(
         plan.expected, fused_us=fused_us, idle_us=takes.idle_us, launches=takes.launches
     )
-    return dataclasses.replace(
-        plan,
-        strategy=found.strategy,
-        loops=found.loops,
-        facts=found.facts,
-        schedule=found.schedule,
-        traffic=traffic,
-        expected=takes,
-        tuning=found.tuning,
-    )
+    return dataclasses.replace(plan, **vars(found), traffic=traffic, expected=takes)

@@ -178,7 +178,7 @@ def test_a_file_is_planned_reported_predicted_and_tuned(made_up: Strategy) -> No
     assert last.expected.fused_us == pytest.approx(9 * new.expected.fused_us)
     merged = graphs.merged(graphs.only(graphs.rms_norm_backward(8192, 8192)))
     loops, schedule = graphs.run_by(PERSISTENT, merged)
-    chosen = tuner.Start(PERSISTENT, loops, PERSISTENT.facts(loops), schedule)
+    chosen = tuner.Chosen(PERSISTENT, loops, PERSISTENT.facts(loops), schedule)
     problem = tuner.Problem("r", "rms", merged, chosen, (*STRATEGIES, made_up), torch.device("cpu"), H200)
     assert made_up.name in tuner.variants(problem)
 

@@ -59,3 +59,13 @@ class Strategy:
     def title(self, plan: Plan) -> str:
         """The strategy with what a plan determines, such as `cooperative, 8 programs to a row`."""
         return ", ".join(filter(None, (self.name, self.describe(plan))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A strategy, its loops of a program, their facts and their plan."""
+
+    strategy: Strategy
+    loops: LoopProgram
+    facts: Facts
+    schedule: Plan

@@ -11,7 +11,6 @@ a separate thread. It also uses a separate random generator, and returns its mem
 from __future__ import annotations
 
 import contextvars
-import dataclasses
 import functools
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,9 +25,7 @@ from ..inductor.config import triton_cache_dir
 from ..inductor.stock import compile_as_shipped
 from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
 from ..rewrite.alone import Alone
-from ..schedule.facts import Facts
-from ..schedule.plan import Plan
-from ..strategies import Strategy
+from ..strategies.strategy import Chosen
 from .compile import compile_all, job_of
 from .search import Beside, Candidate
 from .timing import Captured, capture, flush_bytes, time_in_turns
@@ -47,16 +44,6 @@ Compiled = Mapping[Candidate, Sequence[tuple[KernelSource, Any]]]
 """The kernels of each candidate, as source and as compiled by Triton, in the order of their launches."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """A strategy's transformed loops, their facts, and a schedule from which a search starts."""
-
-    strategy: Strategy
-    loops: LoopProgram
-    facts: Facts
-    schedule: Plan
-
-
 class NotEnoughMemory(Exception):
     """The device has no room for a second copy of the region's buffers."""
 
@@ -73,7 +60,7 @@ class Bench:
     """
 
     def __init__(
-        self, ways: Mapping[str, Start], label: str, device: torch.device, alone: Alone | None = None
+        self, ways: Mapping[str, Chosen], label: str, device: torch.device, alone: Alone | None = None
     ) -> None:
         self.ways, self.label, self.device, self.alone = ways, label, device, alone
         self.inductors: Captured[Any] | None = None

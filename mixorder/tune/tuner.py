@@ -23,9 +23,9 @@ from ..options import Options, source_hash
 from ..rewrite.alone import Alone
 from ..schedule.device import DeviceInfo
 from ..schedule.space import Space
-from ..strategies import Strategy
+from ..strategies.strategy import Chosen, Strategy
 from . import cache
-from .measure import Bench, NotComparable, NotEnoughMemory, Start
+from .measure import Bench, NotComparable, NotEnoughMemory
 from .search import Beside, Candidate, Measure, Tuning, beside_inductor, search
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Problem:
     name: str
     label: str
     merged: LoopProgram
-    chosen: Start
+    chosen: Chosen
     strategies: Sequence[Strategy]
     device: torch.device
     info: DeviceInfo
@@ -51,7 +51,7 @@ class Problem:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuned(Start):
+class Tuned(Chosen):
     """The loops and schedule to run instead, and the gain."""
 
     tuning: Tuning
@@ -110,7 +110,7 @@ def tune(problem: Problem) -> Tuned | None:
 
 
 def _timed(
-    problem: Problem, starts: Mapping[str, Start], spaces: Mapping[str, Space]
+    problem: Problem, starts: Mapping[str, Chosen], spaces: Mapping[str, Space]
 ) -> tuple[Candidate, Tuning, bool]:
     """The fastest schedule by timing, and whether that is so next time: not if memory was short."""
     started = time.perf_counter()
@@ -144,7 +144,7 @@ def _beside(bench: Bench, best: Candidate) -> tuple[Beside | None, bool]:
         return None, isinstance(error, NotComparable)
 
 
-def variants(problem: Problem) -> dict[str, Start]:
+def variants(problem: Problem) -> dict[str, Chosen]:
     """The variants of the region by name, the chosen one first: a strategy and its transformed loops."""
     chosen = problem.chosen
     first = {chosen.strategy.title(chosen.schedule): chosen}
@@ -158,20 +158,20 @@ def variants(problem: Problem) -> dict[str, Start]:
     return {**first, **{title: start for title, start in others.items() if title not in first}}
 
 
-def _starts(strategy: Strategy, problem: Problem) -> Iterator[Start]:
+def _starts(strategy: Strategy, problem: Problem) -> Iterator[Chosen]:
     with contextlib.suppress(Decline):
         strategy.applies(problem.merged)
         loops = strategy.transform(problem.merged, problem.info)
         facts = strategy.facts(loops)
         for schedule in strategy.starts(facts, problem.info, problem.split_size):
-            yield Start(strategy, strategy.place(loops, schedule), facts, schedule)
+            yield Chosen(strategy, strategy.place(loops, schedule), facts, schedule)
 
 
-def _space(problem: Problem, start: Start) -> Space:
+def _space(problem: Problem, start: Chosen) -> Space:
     return start.strategy.space(start.facts, problem.info, start.schedule, problem.split_size != 0)
 
 
-def key_of(problem: Problem, starts: Mapping[str, Start]) -> str:
+def key_of(problem: Problem, starts: Mapping[str, Chosen]) -> str:
     """A key of everything that determines the fastest schedule: kernels, buffers, device, versions."""
     on_gpu = problem.device.type == "cuda" and torch.cuda.is_available()
     capability = torch.cuda.get_device_capability(problem.device) if on_gpu else None

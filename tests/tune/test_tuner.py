@@ -339,7 +339,7 @@ def problem(cols: int, make: Any = graphs.rms_norm_backward) -> tuner.Problem:
     for strategy in STRATEGIES:
         with contextlib.suppress(Decline):
             loops, schedule = graphs.run_by(strategy, merged)
-            start = tuner.Start(strategy, loops, strategy.facts(loops), schedule)
+            start = tuner.Chosen(strategy, loops, strategy.facts(loops), schedule)
             return tuner.Problem("region0", "rms", merged, start, STRATEGIES, torch.device("cpu"), H200)
     raise AssertionError(cols)
 
