@@ -47,7 +47,7 @@ from .region.legality import device_of, has_usable_device
 from .region.liveness import dead_after, read_after
 from .region.operators import contracted
 from .region.padding import is_filled
-from .region.partition import computing_inputs, leaner, partition
+from .region.partition import computing_inputs, leaner, partition, without_others
 from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
 from .region.region import Region
@@ -277,6 +277,9 @@ def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting)
         assert refusal is not None
         if refusal.reason is not DeclineReason.MEMORY or tried != [found]:
             raise refusal
+        if (own := runner.step("partition", without_others, found)) is not None:
+            found, tried = own, [own]
+            continue
         tried = runner.step("partition", partition, found)
         tried += runner.step("partition", leaner, found, timeline.stored)
         if (deeper := runner.step("partition", computing_inputs, found, timeline.stored)) is not None:

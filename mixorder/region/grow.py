@@ -26,6 +26,7 @@ from .moves import is_move, place_behind
 from .nodes import (
     fake,
     float_bytes,
+    is_constant,
     is_pointwise,
     operands,
     readers,
@@ -159,7 +160,7 @@ class _Growth:
             self.analysis.check(node)
         sweep(self.core, lambda node: self.joins(node) or self.waits(node))
         self.pull_operands()
-        if self.members.writes:
+        if self.members.writes and not self.seed.again:
             self.adopt()
         self.members.read_what_others_compute()
         _, written = used_outside(self.members, self.members.stays)
@@ -326,7 +327,8 @@ class _Growth:
             for user in todo.pop().users:
                 if user not in known and self.is_made_of(user, known):
                     known.add(user)
-                    made[user] = {user}.union(*(made.get(a, ()) for a in operands(user)))
+                    args = operands(user)
+                    made[user] = {user, *filter(is_constant, args)}.union(*(made.get(a, ()) for a in args))
                     todo.append(user)
         for node in by_position(made):
             found = made[node] - self.members.keys()
@@ -336,7 +338,13 @@ class _Growth:
 
     def is_made_of(self, node: Node, known: set[Node]) -> bool:
         one = self.analysis.is_full(node) and is_pointwise(node) and node not in self.without
-        return one and self.analysis.takes(node) and all(a in known for a in operands(node))
+        there = (a in known or is_constant(a) or self.is_early(a) for a in operands(node))
+        return one and self.analysis.takes(node) and all(there)
+
+    def is_early(self, node: Node) -> bool:
+        """Whether a node is a small tensor, such as a norm's bias, that is there before the region."""
+        small = shape_of(node) is not None and self.analysis.is_small(node)
+        return small and position(node) < self.start
 
     def widened(self, region: Region) -> frozenset[Node]:
         """Small outputs in half precision that only loops read.

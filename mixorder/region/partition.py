@@ -59,6 +59,13 @@ def leaner(region: Region, stored: Collection[Node]) -> list[Region]:
     return found
 
 
+def without_others(region: Region) -> Region | None:
+    """A pair's region without the results that none of its reductions needs or gives, which it has only since
+    it reads what they are computed from; None if it has no such result."""
+    own = dependents((*region.inner, *region.outer), region.nodes).union(*map(operands, region.nodes))
+    return _without(region, set(region.outputs) - own) if region.inner else None
+
+
 def computing_inputs(region: Region, stored: Collection[Node]) -> Region | None:
     """The region that computes its inputs from what is in memory, those that Inductor's loops compute again
     as well: all but `stored`. Read, they are held from the forward that is recomputed to the region. None if

@@ -81,3 +81,20 @@ def test_what_reads_a_scalar_on_another_device_is_left_outside() -> None:
     region = only(graph)
     (quotient,) = keep.users
     assert quotient not in region.nodes and (len(region.inner), len(region.outer)) == (1, 1)
+
+
+@pytest.mark.parametrize("size", [256, 1, 0])
+def test_what_a_vector_or_a_constant_is_added_to_is_written_as_well(size: int) -> None:
+    """A gate's gradient reads what the norm's does, the norm's bias, and the ones of its own backward. It
+    reads no other full tensor."""
+
+    def function(x: Any, gate: Any, dy: Any, bias: Any) -> Any:
+        own, scale = dy * gate, x * x
+        ones = torch.ones_like(x)
+        return *pair(scale, own), dy * (scale + bias) * (ones - gate)
+
+    shape = (size,) if size else FULL[0]
+    graph = traced(function, FULL, FULL, FULL, (shape, f32))
+    region = only(graph)
+    (result,) = (n for n in graph.find_nodes(op="output")[0].args[0] if n.target == torch.ops.aten.mul.Tensor)
+    assert (result in region.outputs) == bool(size)

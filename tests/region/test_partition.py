@@ -14,6 +14,7 @@ from support import quantised
 from torch.fx import Graph
 
 from mixorder import pipeline, report
+from mixorder.ir.program import BufferRole
 from mixorder.options import Options
 from mixorder.region.find import find_regions
 from mixorder.region.partition import lighter, partition
@@ -201,3 +202,17 @@ def test_a_table_in_half_precision_is_read_as_it_was_before_it_was_rounded() -> 
     graph = traced(function, large, ((256, 256), bf16), shape, shape, (shape[0][1:], f32))
     record = record_of(graph)
     assert {t.dtype for t in record.inputs if t.shape == shape[0][1:]} == {"f32"}
+
+
+def test_a_result_that_costs_memory_is_left_to_inductor() -> None:
+    """The rounded tensor has to be in memory and is made of what the region reads, but written there, it is
+    held beside the gradient, which the product behind it still reads."""
+
+    def function(x: Any, g: Any, w: Any, bias: Any) -> Any:
+        rounded = torch.round(x * 2 + bias)
+        return g.t() @ rounded, *graphs.pair(x, g @ w)
+
+    full = ((4096, 1024), bf16)
+    graph = traced(function, full, full, ((1024, 1024), bf16), ((1024,), bf16))
+    assert len(first(graph).outputs) == 3
+    assert len(record_of(graph).loops.role(BufferRole.OUTPUT)) == 2
