@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 
-import sympy
 from torch.fx import Node
 
-from ..inductor.symbols import hint_of
-from ..region.nodes import fake, is_view, operands, shape_of
+from ..region.nodes import fake, is_view, operands
 from ..region.region import Region
+from ..region.turned import traced_shape
 from ..region.walk import ancestors
 from .device import DeviceInfo
 from .kernel_time import TIMES, Kind, Times
@@ -56,14 +55,10 @@ def _made_of(node: Node, nodes: set[Node]) -> set[Node]:
 
 
 def _elements(node: Node) -> int:
-    shape = shape_of(node)
-    return 0 if shape is None else math.prod(_hint(sympy.sympify(size)) for size in shape)
+    shape = traced_shape(node)
+    return 0 if shape is None else math.prod(map(int, shape))
 
 
 def _bytes(node: Node) -> int:
     val = fake(node)
     return 0 if val is None else _elements(node) * val.dtype.itemsize
-
-
-def _hint(expr: sympy.Expr) -> int:
-    return int(expr.xreplace({s: hint_of(s) for s in expr.free_symbols}))
