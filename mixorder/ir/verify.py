@@ -61,7 +61,6 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
         _require(not program.role(BufferRole.WORKSPACE), "a workspace before the split")
         _require(all(b.over is None for b in program.buffers), "an output is over an input before the split")
         return program
-    _verify_split(program)
     for nest in program.nests:
         _verify_order(nest)
     if form is Form.COOPERATIVE:
@@ -159,16 +158,12 @@ def _verify_dtypes(program: LoopProgram, nest: Nest) -> None:
             _require(value in legal, "{}: {} in a buffer of {}", stmt, value, stored)
 
 
-def _verify_split(program: LoopProgram) -> None:
-    row = program.axis(AxisClass.ROW)
-    for nest in program.nests:
-        for stmt in nest.statements:
-            if isinstance(stmt, Reduce):
-                _require(row is None or row.symbol not in stmt.axes, "{} is an outer reduction", stmt)
-
-
 def _verify_order(nest: Nest) -> None:
-    """Rows enclose columns, and the preamble does not depend on rows."""
+    """No reduction is over rows, rows enclose columns, and the preamble does not depend on rows."""
+    over = {axis.symbol for axis in nest.loops if axis.kind is AxisClass.ROW}
+    for stmt in nest.body:
+        outer = isinstance(stmt, Reduce) and not over.isdisjoint(stmt.axes)
+        _require(not outer, "{} is an outer reduction", stmt)
     kinds = [axis.kind for axis in nest.loops]
     if AxisClass.ROW in kinds and AxisClass.COLUMN in kinds:
         _require(kinds.index(AxisClass.ROW) < kinds.index(AxisClass.COLUMN), "columns enclose rows")
