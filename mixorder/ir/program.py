@@ -296,6 +296,11 @@ class Nest:
         kept = {symbol for s in partials for symbol in s.index.free_symbols}
         return tuple(axis for axis in self.axes if partials and axis.symbol not in kept)
 
+    def accesses(self, axes: Sequence[Axis] | None = None) -> list[Load | Store]:
+        """The loads and stores of the body that are over some axes, or over all that it has."""
+        every = {axis.symbol for axis in (self.axes if axes is None else axes)}
+        return [s for s in self.body if isinstance(s, Load | Store) and every <= s.index.free_symbols]
+
     @property
     def over_splits(self) -> bool:
         """Whether one of the loops runs over the groups of programs that the rows are divided among."""

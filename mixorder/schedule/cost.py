@@ -117,27 +117,22 @@ def across_memory(program: LoopProgram) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     down: set[str] = set()
-    for stmt in _full_tiles(program):
+    full = program.nests[0].accesses(program.tile_axes)
+    for stmt in full:
         stride = sympy.expand(stmt.index).coeff(program.tile_axes[1].symbol)
         if program.tile_axes[1].size != 1 and stride not in (0, 1):
             found[stmt.buffer] = None
             if along_rows(program, stmt):
                 down.add(stmt.buffer)
-    others = {stmt.buffer for stmt in _full_tiles(program)} - down
+    others = {stmt.buffer for stmt in full} - down
     passing = down if size(program, down) > size(program, others) else set()
     return tuple(b for b in found if b not in passing)
 
 
 def check_layout(program: LoopProgram, across: Collection[str]) -> None:
     """Raise `Decline` if more bytes of full tiles are in `across`, and have to be copied, than are not."""
-    full = {stmt.buffer for stmt in _full_tiles(program)}
+    full = {stmt.buffer for stmt in program.nests[0].accesses(program.tile_axes)}
     if size(program, full & set(across)) > size(program, full - set(across)):
         buffer = program.buffer(min(across))
         detail = f"a tensor of shape {buffer.shape} has strides {buffer.stride}, and others are like it"
         raise Decline(DeclineReason.LAYOUT, detail)
-
-
-def _full_tiles(program: LoopProgram) -> list[Load | Store]:
-    tile = {axis.symbol for axis in program.tile_axes}
-    body = program.nests[0].body
-    return [s for s in body if isinstance(s, Load | Store) and tile <= s.index.free_symbols]

@@ -102,7 +102,7 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
     first, second, third, *fourth = program.nests
     sizes, kept, reduced = sizes_of(program, third.axes), second.axes, second.reduced
     summed = [i for i, axis in enumerate(third.axes) if axis in first.summed]
-    loads = {s.buffer for s in full(first) if isinstance(s, Load)}
+    loads = {s.buffer for s in first.accesses() if isinstance(s, Load)}
     items = [program.buffer(name).dtype.itemsize for name in loads]
     rows = math.prod(sizes[i] for i in summed)
     return SlabFacts(
@@ -113,7 +113,7 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
         item_bytes=min(items, default=2),
         sizes=sizes,
         summed=frozenset(summed),
-        across=_across(third.axes, [*full(first), *full(third)]),
+        across=_across(third.axes, [*first.accesses(), *third.accesses()]),
         ends=sizes_of(program, [axis for nest in fourth for axis in nest.loops[1:]]),
         in_ends=frozenset(i for i, axis in enumerate(third.axes) if fourth and axis not in third.summed),
         results=Results(
@@ -127,12 +127,6 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
 def sizes_of(program: LoopProgram, axes: Iterable[Axis]) -> tuple[int, ...]:
     """The sizes of axes; of one that has any, that of the example."""
     return tuple(max(1, program.hint(axis.size)) for axis in axes)
-
-
-def full(nest: Nest) -> list[Load | Store]:
-    """The accesses over all axes of the first or the third nest."""
-    every = {axis.symbol for axis in nest.axes}
-    return [s for s in nest.body if isinstance(s, Load | Store) and every <= s.index.free_symbols]
 
 
 def _across(axes: Sequence[Axis], accesses: Iterable[Load | Store]) -> tuple[int, ...]:
@@ -336,7 +330,7 @@ def expected_of_slabs(
 
 def _again(loops: LoopProgram) -> float:
     """Bytes that the third kernel reads after the first one, and that L2 still has."""
-    read, again = ({s.buffer for s in full(nest) if isinstance(s, Load)} for nest in loops.nests[:3:2])
+    read, again = ({s.buffer for s in nest.accesses() if isinstance(s, Load)} for nest in loops.nests[:3:2])
     return min(WARM_BYTES, baseline.total(loops, baseline.moved_once(loops, again & read)).dram)
 
 
@@ -348,7 +342,9 @@ def _is_uneven(facts: SlabFacts, plan: Plan) -> bool:
 
 
 def _work(program: LoopProgram, nest: Nest) -> Work:
-    moves = baseline.total(program, baseline.moved_once(program, dict.fromkeys(s.buffer for s in full(nest))))
+    moves = baseline.total(
+        program, baseline.moved_once(program, dict.fromkeys(s.buffer for s in nest.accesses()))
+    )
     return moves + computing(program, nest, nest.body)
 
 
@@ -360,7 +356,7 @@ def _computed_again(loops: LoopProgram) -> Work:
     stores = [s for s in first.body if isinstance(s, Store) and s.buffer in read]
     again = [s for s in closure(first.body, stores) if s not in stores]
     own = [s for s in third.body if not (isinstance(s, Load) and s.buffer in read)]
-    moves = (s.buffer for s in (*full(Nest(third.axes, tuple(again))), *full(third)))
+    moves = (s.buffer for s in (*Nest(third.axes, tuple(again)).accesses(), *third.accesses()))
     work = baseline.total(loops, baseline.moved_once(loops, dict.fromkeys(b for b in moves if b not in read)))
     return work + computing(loops, first, again) + computing(loops, third, own)
 
@@ -384,7 +380,7 @@ def _inductors(
         return [baseline.Kernel(Kind.LOOPED, applied + read, facts.cols, 1, ())]
     reductions = sum(isinstance(s, PartialAccumulate) for s in loops.nests[0].body)
     more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - 1
-    stored = {s.buffer for s in full(loops.nests[2]) if isinstance(s, Store)}
+    stored = {s.buffer for s in loops.nests[2].accesses() if isinstance(s, Store)}
     added_up = baseline.total(loops, baseline.moved_once(loops, stored))
     return [
         baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + divided * reductions, ()),

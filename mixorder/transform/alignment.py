@@ -10,7 +10,7 @@ from __future__ import annotations
 import sympy
 
 from ..ir.hardware import ACCESS
-from ..ir.program import AlignmentPhase, AxisClass, Load, LoopProgram, Store
+from ..ir.program import AlignmentPhase, AxisClass, Load, LoopProgram
 
 
 def alignment_phase(program: LoopProgram) -> AlignmentPhase | None:
@@ -18,8 +18,7 @@ def alignment_phase(program: LoopProgram) -> AlignmentPhase | None:
     row, last = program.tile_axes
     if program.axis(AxisClass.BATCH) is not None or not last.size.is_number:
         return None
-    tile = {row.symbol, last.symbol}
-    full = [s for s in program.nests[0].body if isinstance(s, Load | Store) and tile <= s.index.free_symbols]
+    full = program.nests[0].accesses((row, last))
     strides = {sympy.expand(s.index - last.symbol).coeff(row.symbol) for s in full}
     if len(strides) != 1 or any(isinstance(s, Load) and s.predicate is not None for s in full):
         return None
