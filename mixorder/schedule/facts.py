@@ -13,7 +13,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import sympy
@@ -458,8 +458,10 @@ def words_of(value: Load | Compute | Reduce | Buffer) -> int:
 
 
 RELATIVE = "relative_sum"  # an addition to a sum of exponentials that is relative to a maximum
+BY_ROW = "truediv by a row's value"  # its reciprocal is computed once: machine code for sm_90, triton 3.7.1
 UNMEASURED = {
     RELATIVE: 16,
+    BY_ROW: 4,
     "unpacked_bfloat16": 0,  # a part of the load
 }
 PRICES: dict[str, int] = (
@@ -473,28 +475,34 @@ them."""
 def instructions(program: LoopProgram) -> int:
     """Machine instructions that the main loop computes per element of a tile, without loads and stores."""
     relative = [s for s in program.nests[0].body if isinstance(s, PartialAccumulate) and s.peak is not None]
-    return sum(map(cost_of, _computed_per_element(program))) + PRICES[RELATIVE] * len(relative)
+    return sum(_costs_per_element(program).values()) + PRICES[RELATIVE] * len(relative)
 
 
 def instructions_by_node(program: LoopProgram) -> dict[str, int]:
     """The same by the node of the graph that each op comes from."""
     found: collections.Counter[str] = collections.Counter()
-    for stmt in _computed_per_element(program):
-        found[stmt.name.partition(".")[0]] += cost_of(stmt)
+    for name, cost in _costs_per_element(program).items():
+        found[name.partition(".")[0]] += cost
     return dict(found)
 
 
-def cost_of(stmt: Compute, words: int = 1) -> int:
+def cost_of(stmt: Compute, words: int = 1, by_row: bool = False) -> int:
     """Machine instructions of an op on one element: the price for its dtype, or the op's for each of so many
-    words of 32 bits."""
-    op = stmt.op.removeprefix("libdevice_")
+    words of 32 bits. `by_row`: see `is_by_row`."""
+    op = BY_ROW if by_row else stmt.op.removeprefix("libdevice_")
     own = PRICES.get(f"{op} {str(stmt.dtype).removeprefix('torch.')}")
     return words * PRICES.get(op, 1) if own is None else own
 
 
-def _computed_per_element(program: LoopProgram) -> Iterator[Compute]:
+def is_by_row(stmt: Compute, deps: Mapping[str, frozenset[sympy.Symbol]], nest: Nest) -> bool:
+    """Whether an op divides all elements along the innermost axis by the same float32."""
+    is_quotient = stmt.op == "truediv" and stmt.dtype.itemsize == 4
+    return is_quotient and nest.loops[-1].symbol in deps[stmt.name] - deps[stmt.args[1].name]
+
+
+def _costs_per_element(program: LoopProgram) -> dict[str, int]:
+    """Of each op of the main loop that is computed for every element of a tile, by its name."""
     main = program.nests[0]
-    deps, tile = main.dependence(), {axis.symbol for axis in program.tile_axes}
-    for stmt in main.body:
-        if isinstance(stmt, Compute) and tile <= deps[stmt.name]:
-            yield stmt
+    deps, (row, last) = main.dependence(), program.tile_axes
+    ops = (s for s in main.body if isinstance(s, Compute) and {row.symbol, last.symbol} <= deps[s.name])
+    return {s.name: cost_of(s, by_row=is_by_row(s, deps, main)) for s in ops}

@@ -32,7 +32,7 @@ from ..ir.program import (
     Store,
     operands,
 )
-from .facts import PRICES, RELATIVE, cost_of
+from .facts import PRICES, RELATIVE, cost_of, is_by_row
 from .layout import SAMPLE, Sizes, offsets, per_access, sizes_of
 
 ACROSS_LINE = 8  # elements across a line's direction, of the part of a tile that is looked at
@@ -154,7 +154,8 @@ def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement])
     for stmt in statements:
         if isinstance(stmt, Compute):
             wide = max(words.get(name, 1) for name in (stmt.name, *operands(stmt)))
-            found += cost_of(stmt, wide) * _extent(program, nest, deps[stmt.name])
+            each = cost_of(stmt, wide, is_by_row(stmt, deps, nest))
+            found += each * _extent(program, nest, deps[stmt.name])
             if stmt.op.removeprefix("libdevice_") in BRANCHING and stmt.args not in reduced:
                 reduced.add(stmt.args)
                 branches += _extent(program, nest, deps[stmt.name])

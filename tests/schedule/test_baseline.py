@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import f32, layer_norm_backward, only, pair, traced
+from graphs import f32, layer_norm_backward, merged, only, pair, traced
 from torch.fx import Graph
 
 from mixorder.inductor import config, versions
 from mixorder.lowering.lower import lower
 from mixorder.schedule.baseline import Kernel, kernels_of
 from mixorder.schedule.device import H200
+from mixorder.schedule.facts import BY_ROW, PRICES, instructions_by_node
 
 
 def kernels(graph: Graph) -> list[Kernel]:
@@ -67,3 +68,14 @@ def test_nothing_is_mixed_where_the_user_has_it_off(option: dict[str, bool]) -> 
     assert kinds(graph) == [("mixed", 2)]
     with config.patched(option):
         assert kinds(graph) == [("rows", 1), ("columns", 2)]
+
+
+def test_a_quotient_by_a_row_s_value_takes_few_instructions() -> None:
+    """Elements of a thread have its reciprocal in common."""
+
+    def costs(function: Any) -> dict[str, int]:
+        return instructions_by_node(merged(only(traced(function, ((512, 256), f32)))))
+
+    by_row = costs(lambda x: (x / x.sum(1, keepdim=True), x.sum(0)))
+    by_element = costs(lambda x: ((x / (x + 1)).sum(1), x.sum(0)))
+    assert by_row["div"] == PRICES[BY_ROW] < by_element["div"] == PRICES["truediv"]
