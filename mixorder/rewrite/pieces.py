@@ -66,6 +66,23 @@ def pieces_of(node: Node) -> Pieces | None:
     return found if len(found.all) > 1 and any(takes_operands(unviewed(n)) for n in computed) else None
 
 
+def piece_at(node: Node) -> Piece | None:
+    """The piece that a slice takes of a tensor which pieces were written to; None for any other node."""
+    whole = node.args[0] if node.target is aten.slice.Tensor else None
+    if not isinstance(whole, Node) or whole.target is not aten.slice_scatter.default or node.kwargs:
+        return None
+    dim, val = _dim(whole), fake(whole)
+    if dim is None or val is None or argument(node, 1, "dim", 0) % val.ndim != dim or len(node.args) > 4:
+        return None
+    ends = (_bound(node, i, int(val.shape[dim]), first=2) for i in (2, 3))
+    try:
+        taken = _range(_pieces(whole, Pieces(dim, [], []), True), *ends)
+    except _Mixed:
+        return None
+    plain = len(taken) == 1 and isinstance(taken[0].source, Node) and not (taken[0].lifted or taken[0].added)
+    return taken[0] if plain else None
+
+
 class _Mixed(Exception):
     """Elements of a tensor are computed from those of several, or it is not known of which."""
 
@@ -145,10 +162,10 @@ def _is_like(val: torch.Tensor | None, whole: torch.Tensor) -> bool:
     return val is not None and (val.shape, val.dtype) == (whole.shape, whole.dtype)
 
 
-def _bound(node: Node, place: int, size: int) -> int:
-    """The start or the end of a slice."""
-    given: Any = argument(node, place, ("start", "end")[place - 3], (0, size)[place - 3])
-    given = (0, size)[place - 3] if given is None else given
+def _bound(node: Node, place: int, size: int, first: int = 3) -> int:
+    """The start or the end of a slice. `first`: the place of the start among the arguments."""
+    given: Any = argument(node, place, ("start", "end")[place - first], (0, size)[place - first])
+    given = (0, size)[place - first] if given is None else given
     return min(given + size if given < 0 else given, size)
 
 

@@ -4,7 +4,8 @@ The largest of all elements is the largest of each column's largest: the first s
 rows, as a pair's outer one, and may be computed where a region has the tensor at hand. The sum of all is that
 of each row's sum: beside a sum of each column, the first step makes a pair. Every other element of a tensor
 is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
-A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows. Of two equal
+A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows. What is
+computed of an expanded tensor and permuted is computed of that tensor, permuted and expanded. Of two equal
 masks, a region computes the one that reads less, and Inductor reads what is stored.
 
 No result differs but for the sign of a zero that is the largest: eager does not state which of 0 and -0 that
@@ -42,7 +43,7 @@ from ..region.nodes import (
 from ..region.sizes import product
 from ..region.tile import is_within_tile
 from ..region.walk import by_position, closure, position
-from .pieces import Piece, Pieces, pieces_of
+from .pieces import Piece, Pieces, piece_at, pieces_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _OF_ROWS = {
@@ -70,7 +71,9 @@ class Spelling:
     def begin(self) -> None:
         """Spell nodes as reductions, then others as a `cat`."""
         nodes = [n for n in self.graph.nodes if n.op == "call_function"]
-        roots = {root for root, _ in filter(None, map(_reduced_root, nodes)) if not is_permutation(root)}
+        found = {n: root for n in nodes if (root := _reduced_root(n))}
+        roots = {root for root, _ in found.values() if not is_permutation(root)}
+        others = [_unpermuted_dims(n, root) for n, (root, _) in found.items()]
         some = [what for what in map(reduced, nodes) if what and len(what.dims) < len(what.shape)]
         for node in nodes:
             if node.meta.get(TWO_MASKS) and all(n.op == "call_function" for n in operands(node)):
@@ -81,8 +84,12 @@ class Spelling:
                 _by_rows(self.one(node), dims)
             elif (piece := _piece(node)) is not None:
                 _by_pairs(self.one(node), *piece)
-            elif (other := _reduced_root(node)) and _joins(node, other[0], roots):
+            elif (other := found.get(node)) and _joins(node, other[0], roots, others):
                 _unpermuted(self.one(node), *other)
+            elif (expanded := _expanded(node)) is not None:
+                _permuted_first(self.one(node), *expanded)
+            elif (read := piece_at(node)) is not None:
+                _of_piece(self.one(node), read)
         for node in reversed(nodes):
             if (pieces := pieces_of(node)) is not None:
                 _of_pieces(self.one(*by_position({*pieces.inside, node})), pieces)
@@ -132,6 +139,11 @@ class _Spelled:
             one.target, one.args, one.kwargs = int, (0,), {}
             del one.meta["val"]
         self.read = {one: _read_by(one.args) for one in (*self.made, self.node)}
+
+    def stand_for(self, value: Node) -> None:
+        """Spell the last node as a view of what was added, and the others as nothing."""
+        self.respell(aten.expand.default, value, [*value.meta["val"].shape])
+        self.node.meta["val"] = value.meta["val"]
 
     def end(self, alive: set[Node]) -> None:
         """Restore the nodes, if nothing was taken of them; erase what nothing reads then. `alive`: the nodes
@@ -183,6 +195,13 @@ def _of_pieces(one: _Spelled, found: Pieces) -> None:
     one.joins = False
     operands = [_operand(one, piece, found.dim) for piece in found.all]
     one.respell(aten.cat.default, operands, found.dim)
+
+
+def _of_piece(one: _Spelled, piece: Piece) -> None:
+    """Read a piece where it was before it was written to a larger tensor."""
+    one.joins, (_, dim, *_) = False, one.node.args
+    value = one.add(aten.slice.Tensor, piece.source, dim, piece.start, piece.start + piece.size)
+    one.stand_for(value)
 
 
 def _operand(one: _Spelled, piece: Piece, dim: int) -> Node:
@@ -337,18 +356,68 @@ def _root(node: Node) -> tuple[Node, list[Node]]:
     return source, between
 
 
-def _joins(node: Node, root: Node, roots: Collection[Node]) -> bool:
+def _joins(node: Node, root: Node, roots: Collection[Node], others: Sequence[tuple[Node, set[int]]]) -> bool:
     """Whether a reduction is of a permuted tensor, and has one to pair with: of the same tensor, of which
-    there is one of `roots`, or along other dims, and what is permuted is computed behind that, as a norm's
-    result is. Any other reduction stands where its reader needs it."""
+    there is one of `roots`, or along other dims, of what is computed of the same tensors. Any other reduction
+    stands where its reader needs it."""
     if not is_permutation(root):
         return False
-    (value,) = operands(root)
+    value, dims = _unpermuted_dims(node, root)
+    apart = [other for other, along in others if dims.isdisjoint(along)]
+    above = _above(value)
+    return _root(root)[0] in roots or any(not above.isdisjoint(_above(other)) for other in apart)
+
+
+def _unpermuted_dims(node: Node, root: Node) -> tuple[Node, set[int]]:
+    """What a reduction reduces a permutation of, or else itself, and the dims of it that are reduced."""
+    if not is_permutation(root):
+        return operands(stated_by(node))[0], set(reduced_dims(node))
     order: list[int] = root.args[1]  # type: ignore[assignment]
-    dims = {order[d] % len(order) for d in reduced_dims(node)}
-    above = closure([value], lambda n: operands(n) if is_pointwise(n) or is_view(n) else ())
-    others = (what for what in map(reduced, above) if what and what.shape == shape_of(value))
-    return _root(root)[0] in roots or any(dims.isdisjoint(what.dims) for what in others)
+    return operands(root)[0], {order[d] % len(order) for d in reduced_dims(node)}
+
+
+def _above(value: Node) -> set[Node]:
+    """The tensors of a value's shape that it is computed of, through no reduction; and itself."""
+    found = closure([value], lambda n: operands(n) if is_pointwise(n) or is_view(n) else ())
+    return {n for n in found if shape_of(n) == shape_of(value)}
+
+
+def _expanded(node: Node) -> tuple[Node, list[Node]] | None:
+    """The expanded tensor that a node permutes without moving an element of what was expanded, and what is
+    computed of it before, the last one first; None for any other node."""
+    if not is_permutation(node):
+        return None
+    root, between = _root(node)
+    if root.target is not aten.expand.default or _moves(_padded(root), node.args[1]):  # type: ignore[arg-type]
+        return None
+    return root, between
+
+
+def _padded(expanded: Node) -> tuple[Any, ...]:
+    """The shape of what is expanded, with as many dims as it has then."""
+    sizes, short = shape_of(expanded) or (), shape_of(operands(expanded)[0]) or ()
+    return (*(1,) * (len(sizes) - len(short)), *short)
+
+
+def _moves(shape: Sequence[Any], order: Sequence[int]) -> bool:
+    """Whether a permutation moves elements of a tensor of a shape."""
+    long = [d % len(shape) for d in order if shape[d] != 1]
+    return long != sorted(long)
+
+
+def _permuted_first(one: _Spelled, expanded: Node, between: Sequence[Node]) -> None:
+    """Permute what is expanded, then expand it and compute the rest."""
+    ((_, (_, order), _, _),) = one.before
+    padded, whole = _padded(expanded), shape_of(expanded)
+    assert whole is not None
+    sizes = [whole[d] for d in order]
+    one.joins = False
+    value = one.add(aten.reshape.default, operands(expanded)[0], [padded[d] for d in order])
+    value = one.add(aten.expand.default, value, sizes)
+    for node in reversed(between):
+        args = (value if a in (expanded, *between) else a for a in node.args)
+        value = one.add(node.target, *args, **node.kwargs)
+    one.stand_for(value)
 
 
 def _unpermuted(one: _Spelled, permuted: Node, between: Sequence[Node]) -> None:
@@ -370,4 +439,9 @@ def _unpermuted(one: _Spelled, permuted: Node, between: Sequence[Node]) -> None:
         value = one.add(stated.target, value, *args, **stated.kwargs)
         if stated is not one.node:
             value = one.add(operator.getitem, value, one.node.args[1])
-    one.respell(aten.permute.default, value, [sorted(left).index(d) for d in left])
+    order, shape = [sorted(left).index(d) for d in left], shape_of(value)
+    assert shape is not None
+    if _moves(shape, order):
+        one.respell(aten.permute.default, value, order)
+    else:
+        one.respell(aten.reshape.default, value, [shape[d] for d in order])

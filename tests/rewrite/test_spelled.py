@@ -186,7 +186,7 @@ def test_rows_of_a_transposed_tensor_are_columns() -> None:
     before, nodes = snapshot(graph), list(graph.nodes)
     with spelled_as_reductions(graph) as firsts:
         assert not firsts  # a region is looked for them as for any
-        assert sum(is_permutation(n) and reduced(n.args[0]) is not None for n in graph.nodes) == 11
+        assert sum(0 in reduced(n).dims for n in graph.nodes if reduced(n)) == 9
         for mine, eager in zip(run(graph, x), rows_of_both(x), strict=True):
             assert torch.equal(mine, eager)
     assert snapshot(graph) == before and list(graph.nodes) == nodes
@@ -195,13 +195,12 @@ def test_rows_of_a_transposed_tensor_are_columns() -> None:
 def test_what_a_taken_one_read_is_erased() -> None:
     graph = traced(lambda x: (x.abs().amax(-1), x.t().abs().amax(-1)), WIDE)
     with spelled_as_reductions(graph):
-        (node,) = (n for n in graph.nodes if is_permutation(n) and reduced(n.args[0]))
-        taken = node.args[0]
+        (taken,) = (n for n in graph.nodes if reduced(n) and list(reduced(n).dims) == [0])
         with graph.inserting_before(taken):
             other = graph.call_function(aten.amax.default, taken.args)
         taken.replace_all_uses_with(other)
         graph.erase_node(taken)
-    assert sum(is_permutation(n) for n in graph.nodes) == 1
+    assert not any(is_permutation(n) for n in graph.nodes)
     x = torch.randn(150, 90).to(bf16)
     assert torch.equal(run(graph, x)[1], x.abs().amax(0))
 
@@ -214,18 +213,69 @@ def test_rows_of_a_transposed_tensor_alone_are_left() -> None:
 
 
 def test_columns_of_what_is_computed_behind_rows_are_columns() -> None:
-    """A norm's result, and one whose rows are multiplied by sums of another tensor's rows."""
+    """A norm's result, and one whose rows are multiplied by sums of other rows."""
+
+    def function(x: Any, z: Any) -> Any:
+        y, other = x / x.sum(-1, keepdim=True), z * z[:3].sum(-1).repeat(50)[:, None]
+        return y.t().abs().sum(-1), other.t().abs().sum(-1)
+
+    unpermuted(function, [[0]])
+
+
+def unpermuted(function: Any, dims: list[list[int]], count: int = 2) -> None:
+    """What was a reduction of a permuted matrix is one of a matrix, along such dims, until the end."""
+    graph = traced(function, *[((150, 90), f32)] * count)
+    inputs = [torch.randn(150, 90) for _ in range(count)]
+    before, nodes = snapshot(graph), set(graph.nodes)
+    with spelled_as_reductions(graph):
+        added = [n for n in graph.nodes if n not in nodes and reduced(n) is not None]
+        assert [list(reduced(n).dims) for n in added] == dims
+        for mine, eager in zip(run(graph, *inputs), function(*inputs), strict=True):
+            assert torch.equal(mine, eager)
+    assert snapshot(graph) == before
+
+
+def test_rows_of_a_transposed_tensor_that_columns_are_computed_behind_are_rows() -> None:
+    unpermuted(lambda x: ((x / x.t().sum(0)[:, None]).sum(0),), [[1]], 1)
+
+
+def test_rows_and_columns_of_transposed_tensors_are_a_pair() -> None:
+    unpermuted(lambda x, z: (x.t().abs().sum(0), x.t().exp().sum(-1), z.t().sum(0)), [[1], [0]])
+
+
+def test_what_is_expanded_is_permuted_first() -> None:
+    """Unless that moves elements of what is expanded."""
 
     def function(x: Any) -> Any:
-        y, other = x / x.sum(-1, keepdim=True), x * x[:3].sum(-1).repeat(50)[:, None]
-        return y.t().abs().sum(-1), other.t().abs().sum(-1)
+        rows, block = x.sum(-1), x[:3, :50]
+        moved = block[:, None].expand(3, 7, 50).neg().permute(2, 1, 0) + 1
+        return (
+            x * (rows.expand(90, 150) / 90).t(),
+            x[:3, None, :50] * block[:, None].exp().expand(3, 7, 50),
+            moved,
+        )
 
     graph, x = traced(function, ((150, 90), f32)), torch.randn(150, 90)
     before = snapshot(graph)
     with spelled_as_reductions(graph):
-        (permuted,) = (n for n in graph.nodes if is_permutation(n) and reduced(n.args[0]) is not None)
-        assert list(reduced(permuted.args[0]).dims) == [0]
+        assert sum(is_permutation(n) for n in graph.nodes) == 1
         for mine, eager in zip(run(graph, x), function(x), strict=True):
+            assert torch.equal(mine, eager)
+    assert snapshot(graph) == before
+
+
+def test_a_slice_of_what_pieces_were_written_to_is_the_piece() -> None:
+    def function(x: Any, z: Any) -> Any:
+        whole = aten.slice_scatter(x, z[:, :40], 1, 50, 90)
+        ends = ((0, 50), (10, 50), (50, 90), (60, -1), (40, 60))
+        return [whole[:, start:end] * 2 for start, end in ends]
+
+    graph = traced(function, *[((150, 90), f32)] * 2)
+    inputs, before = (torch.randn(150, 90), torch.randn(150, 90)), snapshot(graph)
+    with spelled_as_reductions(graph):
+        (written,) = graph.find_nodes(op="call_function", target=aten.slice_scatter.default)
+        assert [tuple(n.args[2:]) for n in written.users] == [(40, 60)]
+        for mine, eager in zip(run(graph, *inputs), function(*inputs), strict=True):
             assert torch.equal(mine, eager)
     assert snapshot(graph) == before
 
@@ -272,7 +322,7 @@ def test_one_whose_operand_comes_later_stays() -> None:
     """A region that is launched late computes a part of it."""
     graph = traced(lambda x: (x.abs().amax(-1), x.t().abs().amax(-1)), WIDE)
     with spelled_as_reductions(graph):
-        (permuted,) = (n for n in graph.nodes if is_permutation(n) and reduced(n.args[0]) is not None)
+        (permuted,) = (n for n in graph.nodes if reduced(n) and list(reduced(n).dims) == [0])
         (operand,) = (n for n in graph.nodes if n.target is aten.abs.default and is_permutation(n.args[0]))
         permuted.append(operand)
     x = torch.randn(150, 90).to(bf16)
