@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from support.spellings import NAMES, PAIRS, TRAINED, spelled
+from support.spellings import NAMES, PAIRS, SPELLINGS, TRAINED, spelled
 
 import mixorder
 
@@ -46,7 +46,10 @@ def test_a_base_is_fused(name: str) -> None:
 
 
 @settings(max_examples=COUNT or 12, derandomize=not COUNT, deadline=None)
-@given(st.sampled_from(sorted(TRAINED | PAIRS)), st.fixed_dictionaries({n: st.integers(0, 4) for n in NAMES}))
+@given(
+    st.sampled_from(sorted(TRAINED | PAIRS)),
+    st.fixed_dictionaries({n: st.integers(0, SPELLINGS - 1) for n in NAMES}),
+)
 def test_another_spelling_has_the_plan_of_its_base(name: str, chosen: dict[str, int]) -> None:
     """An operation has one spelling in a program, so that a failure names it."""
     regions, us = planned(name, chosen)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 ROWS, COLS = 16384, 2048
 BATCH = 8
@@ -51,6 +52,7 @@ class Words:
             lambda: x.mean(x.dim() - 1)[..., None],
             lambda: torch.mean(x, dim=[-1], keepdim=True),
             lambda: x.sum(-1, keepdim=True) / x.shape[-1],
+            lambda: x.mT.mean(-2).unsqueeze(-1),
         )
 
     def total(self, x: Any) -> Any:
@@ -59,6 +61,8 @@ class Words:
             lambda: x.sum(-1, keepdim=True),
             lambda: x.sum(-1).unsqueeze(-1),
             lambda: torch.sum(x, x.dim() - 1)[..., None],
+            lambda: x.mT.sum(-2)[..., None],
+            lambda: torch.einsum("...i->...", x).unsqueeze(-1),
         )
 
     def largest(self, x: Any) -> Any:
@@ -68,10 +72,11 @@ class Words:
             lambda: x.max(-1, keepdim=True).values,
             lambda: x.max(-1)[0].unsqueeze(-1),
             lambda: torch.amax(x, (-1,)).unsqueeze(-1),
+            lambda: x.mT.amax(-2).unsqueeze(-1),
         )
 
     def magnitude(self, x: Any) -> Any:
-        return self.one("abs", x.abs, lambda: torch.abs(x), lambda: x.abs().clone())
+        return self.one("abs", x.abs, lambda: x.abs().clone(), lambda: torch.maximum(x, -x))
 
     def columns(self, x: Any) -> Any:
         """The sum over all dims but the last."""
@@ -82,6 +87,8 @@ class Words:
             lambda: x.sum(tuple(range(x.dim() - 1))),
             lambda: flat.sum(0, keepdim=True).squeeze(0),
             lambda: flat.t().sum(-1),
+            lambda: x.flatten(0, -2).permute(1, 0).sum(1),
+            lambda: x.sum(0) if x.dim() == 2 else x.sum(0).sum(0),
         )
 
     def rsqrt(self, x: Any) -> Any:
@@ -89,20 +96,48 @@ class Words:
             "rsqrt", x.rsqrt, lambda: x**-0.5, lambda: 1 / x.sqrt(), lambda: torch.reciprocal(torch.sqrt(x))
         )
 
+    def root(self, x: Any) -> Any:
+        return self.one("root", x.sqrt, lambda: x**0.5, lambda: torch.pow(x, 0.5))
+
+    def by_root(self, x: Any, y: Any) -> Any:
+        """A tensor divided by the root of a value of each row."""
+        return self.one(
+            "by root",
+            lambda: self.times(x, self.rsqrt(y)),
+            lambda: self.over(x, self.root(y)),
+        )
+
     def over(self, x: Any, y: Any) -> Any:
         """A tensor divided by a value of each row."""
-        return self.one("over", lambda: x / y, lambda: torch.div(x, y), lambda: x / y.expand_as(x))
+        return self.one(
+            "over",
+            lambda: x / y,
+            lambda: torch.div(x, y),
+            lambda: x / y.expand_as(x),
+            lambda: x * y.reciprocal(),
+        )
 
     def minus(self, x: Any, y: Any) -> Any:
         return self.one("minus", lambda: x - y, lambda: torch.sub(x, y), lambda: x + -y)
 
+    def plus(self, x: Any, y: Any) -> Any:
+        """Of a fresh tensor, and a tensor or number."""
+        return self.one("plus", lambda: x + y, lambda: y + x, lambda: torch.add(x, y), lambda: x.add_(y))
+
     def times(self, x: Any, y: Any) -> Any:
-        return self.one("times", lambda: x * y, lambda: y * x, lambda: torch.mul(x, y))
+        return self.one(
+            "times", lambda: x * y, lambda: y * x, lambda: torch.mul(x, y), lambda: x.clone().mul_(y)
+        )
 
     def scaled(self, x: Any, w: Any) -> Any:
         """A tensor times a vector of the columns."""
         return self.one(
-            "scaled", lambda: x * w, lambda: w * x, lambda: x * w.unsqueeze(0), lambda: x * w.expand_as(x)
+            "scaled",
+            lambda: x * w,
+            lambda: w * x,
+            lambda: x * w.unsqueeze(0),
+            lambda: x * w.expand_as(x),
+            lambda: (x.float() * w.float()).to(x.dtype),
         )
 
     def shifted(self, x: Any, w: Any, b: Any) -> Any:
@@ -112,18 +147,54 @@ class Words:
             lambda: b + w * x,
             lambda: torch.addcmul(b, x, w),
             lambda: (x * w).add(b),
+            lambda: (x * w).add_(b),
+        )
+
+    def between(self, x: Any, y: Any, w: Any) -> Any:
+        """From one tensor to another, by a share of each column."""
+        return self.one(
+            "between",
+            lambda: torch.lerp(x, y, w),
+            lambda: x + w * (y - x),
+            lambda: torch.addcmul(x, w, y - x),
         )
 
     def lower(self, x: Any, least: float) -> Any:
         return self.one(
-            "clamp", lambda: x.clamp(min=least), lambda: x.clamp_min(least), lambda: torch.clamp(x, least)
+            "clamp",
+            lambda: x.clamp(min=least),
+            lambda: x.clamp_min(least),
+            lambda: torch.clamp(x, least),
+            lambda: torch.maximum(x, torch.full_like(x, least)),
+            lambda: torch.where(x > least, x, least),
         )
 
     def silu(self, x: Any) -> Any:
-        return self.one("silu", lambda: F.silu(x), lambda: nn.SiLU()(x))
+        return self.one("silu", lambda: F.silu(x), lambda: nn.SiLU()(x), lambda: x * torch.sigmoid(x))
+
+    def gelu(self, x: Any) -> Any:
+        half = 0.5**0.5
+        return self.one(
+            "gelu",
+            lambda: F.gelu(x),
+            lambda: nn.GELU()(x),
+            lambda: (0.5 * x.float() * (1 + torch.erf(x.float() * half))).to(x.dtype),
+        )
 
     def softmax(self, x: Any) -> Any:
-        return self.one("softmax", lambda: x.softmax(-1), lambda: F.softmax(x, -1), lambda: nn.Softmax(-1)(x))
+        return self.one(
+            "softmax",
+            lambda: x.softmax(-1),
+            lambda: F.softmax(x, -1),
+            lambda: nn.Softmax(-1)(x),
+            lambda: self.softmax_by_hand(x.float()).to(x.dtype),
+            lambda: x.log_softmax(-1, dtype=f32).exp().to(x.dtype),
+        )
+
+    def softmax_by_hand(self, x: Any) -> Any:
+        """In float32."""
+        y = (x - x.amax(-1, keepdim=True).detach()).exp()
+        return y / y.sum(-1, keepdim=True)
 
     def part(self, x: Any, at: int, parts: int) -> Any:
         n = x.shape[-1] // parts
@@ -142,7 +213,16 @@ class Words:
             lambda: torch.cat(parts, -1),
             lambda: torch.stack(parts, -2).flatten(-2),
             lambda: torch.hstack(parts) if parts[0].dim() == 2 else torch.cat(parts, -1),
+            lambda: self.written(parts),
         )
+
+    def written(self, parts: Sequence[Any]) -> Any:
+        """By writes to slices."""
+        n = parts[0].shape[-1]
+        whole = parts[0].new_empty(*parts[0].shape[:-1], n * len(parts))
+        for i, part in enumerate(parts):
+            whole[..., i * n : (i + 1) * n] = part
+        return whole
 
     def shaped(self, x: Any) -> Any:
         """A tensor of rows and columns, or of batches of rows."""
@@ -152,7 +232,8 @@ class Words:
             lambda: x.view(BATCH, -1, x.shape[-1]),
             lambda: x.unflatten(0, (BATCH, -1)),
             lambda: x.contiguous(),
-            lambda: x.reshape(-1, x.shape[-1]),
+            lambda: x.flatten(0, -2),
+            lambda: x.mT.mT,
         )
 
 
@@ -164,31 +245,47 @@ def rms(o: Words, x: Any, w: Any) -> Any:
 
 
 def normed(o: Words, x: Any, w: Any) -> Any:
-    wide = o.float(x)
-    return o.scaled(o.half(o.times(wide, o.rsqrt(o.mean(o.square(wide)) + 1e-6))), w)
+    return o.scaled(o.half(of_unit_rms(o, o.float(x))), w)
+
+
+def of_unit_rms(o: Words, x: Any) -> Any:
+    return o.one(
+        "unit rms",
+        lambda: o.by_root(x, o.plus(o.mean(o.square(x)), 1e-6)),
+        lambda: F.rms_norm(x, x.shape[-1:], eps=1e-6),
+    )
 
 
 def rms_in_float(o: Words, x: Any, w: Any) -> Any:
-    wide = o.float(o.shaped(x))
-    return o.half(o.scaled(o.times(wide, o.rsqrt(o.mean(o.square(wide)) + 1e-6)), o.float(w)))
+    x = o.shaped(x)
+    return o.one(
+        "norm",
+        lambda: o.half(o.scaled(of_unit_rms(o, o.float(x)), o.float(w))),
+        lambda: F.rms_norm(x, x.shape[-1:], w, 1e-6),
+    )
 
 
 def rms_of_one_plus(o: Words, x: Any, w: Any) -> Any:
-    wide = o.float(o.shaped(x))
-    return o.half(o.scaled(o.times(wide, o.rsqrt(o.mean(o.square(wide)) + 1e-6)), 1 + o.float(w)))
+    return o.half(o.scaled(of_unit_rms(o, o.float(o.shaped(x))), 1 + o.float(w)))
 
 
 def residual(o: Words, x: Any, w: Any) -> Any:
     x = o.shaped(x)
-    return x + normed(o, x, w)
+    return o.plus(normed(o, x, w), x)
 
 
 def layer(o: Words, x: Any, w: Any, b: Any) -> Any:
-    wide = o.float(o.shaped(x))
+    x = o.shaped(x)
+    return o.one("norm", lambda: layer_by_hand(o, x, w, b), lambda: F.layer_norm(x, x.shape[-1:], w, b, 1e-5))
+
+
+def layer_by_hand(o: Words, x: Any, w: Any, b: Any) -> Any:
+    wide = o.float(x)
     centred = o.minus(wide, o.mean(wide))
-    return o.half(
-        o.shifted(o.times(centred, o.rsqrt(o.mean(o.square(centred)) + 1e-5)), w.float(), b.float())
+    variance = o.one(
+        "variance", lambda: o.mean(o.square(centred)), lambda: wide.var(-1, correction=0, keepdim=True)
     )
+    return o.half(o.shifted(o.by_root(centred, o.plus(variance, 1e-5)), w.float(), b.float()))
 
 
 def gated(o: Words, x: Any, w: Any) -> Any:
@@ -203,8 +300,17 @@ def gated_before(o: Words, x: Any, w: Any) -> Any:
 
 def unit_length(o: Words, x: Any, w: Any) -> Any:
     wide = o.float(o.shaped(x))
-    length = o.lower(o.total(o.square(wide)).sqrt(), 1e-12)
-    return o.half(o.scaled(o.over(wide, length), o.float(w)))
+    unit = o.one("norm", lambda: unit_by_hand(o, wide), lambda: F.normalize(wide, dim=-1))
+    return o.half(o.scaled(unit, o.float(w)))
+
+
+def unit_by_hand(o: Words, x: Any) -> Any:
+    length = o.one(
+        "length",
+        lambda: o.root(o.total(o.square(x))),
+        lambda: torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+    )
+    return o.over(x, o.lower(length, 1e-12))
 
 
 def of_heads(o: Words, x: Any, w: Any) -> Any:
@@ -218,7 +324,7 @@ def of_halves(o: Words, x: Any, w: Any) -> Any:
 
 def layer_scale(o: Words, x: Any, w: Any) -> Any:
     x = o.shaped(x)
-    return x + o.scaled(F.gelu(x), w)
+    return o.plus(o.scaled(o.gelu(x), w), x)
 
 
 def biased(o: Words, x: Any, w: Any, b: Any) -> Any:
@@ -233,19 +339,24 @@ def attention(o: Words, x: Any, w: Any) -> Any:
     return o.softmax(o.scaled(o.shaped(x), w))
 
 
+def blended(o: Words, x: Any, w: Any, b: Any) -> Any:
+    x = o.shaped(x)
+    return o.between(x, normed(o, x, w), b)
+
+
 def twice(o: Words, x: Any, w: Any, b: Any) -> Any:
     return normed(o, rms(o, x, w), b)
 
 
 def clipped(o: Words, x: Any, w: Any) -> Any:
     wide = o.float(o.shaped(x))
-    return o.scaled(o.half(o.times(wide, o.rsqrt(o.lower(o.mean(o.square(wide)), 1e-6)))), w)
+    return o.scaled(o.half(o.by_root(wide, o.lower(o.mean(o.square(wide)), 1e-6))), w)
 
 
 def averaged(o: Words, x: Any, w: Any) -> Any:
     """By the mean of the magnitudes."""
     wide = o.float(o.shaped(x))
-    return o.scaled(o.half(o.over(wide, o.mean(o.magnitude(wide)) + 1e-6)), w)
+    return o.scaled(o.half(o.over(wide, o.plus(o.mean(o.magnitude(wide)), 1e-6))), w)
 
 
 # Bases without parameters: pairs of reductions.
@@ -277,8 +388,7 @@ def probabilities(o: Words, x: Any) -> Any:
 
 
 def normalised(o: Words, x: Any) -> Any:
-    x = o.float(o.shaped(x))
-    y = o.times(x, o.rsqrt(o.mean(o.square(x)) + 1e-6))
+    y = of_unit_rms(o, o.float(o.shaped(x)))
     return o.half(y), o.columns(y)
 
 
@@ -313,7 +423,7 @@ def products(o: Words, x: Any) -> Any:
 def weighted(o: Words, x: Any) -> Any:
     """What a norm's backward consists of."""
     x, dy = o.float(o.part(x, 0, 2)), o.float(o.part(x, 1, 2))
-    scale = o.rsqrt(o.mean(o.square(x)) + 1e-6)
+    scale = o.rsqrt(o.plus(o.mean(o.square(x)), 1e-6))
     y = o.times(x, scale)
     dx = o.times(o.minus(dy, o.times(y, o.mean(o.times(dy, y)))), scale)
     return o.half(dx), o.columns(o.times(dy, y))
@@ -374,7 +484,7 @@ def squared_error(o: Words, x: Any, labels: Any, target: Any) -> Any:
 TRAINED: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (rms, rms_in_float, rms_of_one_plus, residual, layer, gated, gated_before, unit_length)
-    + (of_heads, of_halves, layer_scale, biased, dynamic_tanh, attention, twice, clipped, averaged)
+    + (of_heads, of_halves, layer_scale, biased, dynamic_tanh, attention, blended, twice, clipped, averaged)
 }
 PAIRS: dict[str, Callable[..., Any]] = {
     f.__name__: f
@@ -384,9 +494,11 @@ PAIRS: dict[str, Callable[..., Any]] = {
 
 
 NAMES = (
-    *("float", "half", "square", "mean", "total", "largest", "abs", "columns", "rsqrt", "over"),
-    *("minus", "times", "scaled", "shifted", "clamp", "silu", "softmax", "part", "joined", "shape"),
+    *("float", "half", "square", "mean", "total", "largest", "abs", "columns", "rsqrt", "root", "by root"),
+    *("over", "minus", "plus", "times", "scaled", "shifted", "between", "clamp", "silu", "gelu", "softmax"),
+    *("part", "joined", "shape", "unit rms", "norm", "variance", "length", "run"),
 )
+SPELLINGS = 60  # a multiple of the number of spellings of every operation
 AROUND = (swiglu, relu_squared, capped, widened, narrowed, rotary)
 LOSSES = (cross_entropy, with_z_loss, distillation, squared_error)
 WIDTHS = (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 8192)
@@ -427,9 +539,23 @@ class Program(nn.Module):
                 x = self.parts[-1](x)
 
     def forward(self, x: Any, labels: Any = None, target: Any = None) -> Any:
+        x = self.words.one(
+            "run",
+            lambda: self.through(x),
+            lambda: self.in_autocast(x),
+            lambda: checkpoint(self.through, x, use_reentrant=False),
+        )
+        return self.loss(self.words, x, labels, target) if self.loss else x
+
+    def through(self, x: Any) -> Any:
         for part in self.parts:
             x = part(x)
-        return self.loss(self.words, x, labels, target) if self.loss else x
+        return x
+
+    def in_autocast(self, x: Any) -> Any:
+        with torch.autocast(x.device.type, bf16):
+            y = self.through(x)
+        return y.to(bf16) if isinstance(y, torch.Tensor) else y
 
 
 def spelled(name: str, chosen: Mapping[str, int]) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -442,7 +568,7 @@ def spelled(name: str, chosen: Mapping[str, int]) -> tuple[nn.Module, dict[str, 
 
 def numbers(draw: Random) -> dict[str, int]:
     """Of a spelling of each operation."""
-    return {name: draw.randrange(5) for name in NAMES}
+    return {name: draw.randrange(SPELLINGS) for name in NAMES}
 
 
 def composed(seed: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
