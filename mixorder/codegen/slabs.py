@@ -14,11 +14,9 @@ import sympy
 import torch
 
 from ..inductor.printing import offset_text, printing_triton
-from ..inductor.symbols import FloorDiv, ModularIndexing
 from ..ir.program import (
     SPLIT_SYMBOL,
     Axis,
-    Load,
     LoopProgram,
     Nest,
     PartialAccumulate,
@@ -70,7 +68,7 @@ def _kernel(
 ) -> KernelSource:
     """A kernel whose programs go along the axes `outermost` last. They have a loop over the axis in `looped`,
     if there is one, unless it has a single element."""
-    writer = _SlabWriter(dataclasses.replace(program, nests=(nest,)), plan)
+    writer = TileWriter(dataclasses.replace(program, nests=(nest,)), plan)
     inner = (axis for axis in writer.axes if axis not in outermost and axis not in looped)
     writer.numbered = [*outermost, *inner]
     writer.begin()
@@ -91,28 +89,7 @@ def sums_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     return dataclasses.replace(source, grid=writer.programs)
 
 
-class _SlabWriter(TileWriter):
-    """Writes a kernel whose axes may be several dims of small tensors. Products are contracted as Inductor's
-    kernels have them."""
-
-    exact = False
-
-    def load(self, stmt: Load) -> None:
-        if not stmt.index.has(FloorDiv, ModularIndexing):
-            super().load(stmt)
-            return
-        own = [axis for axis in self.axes if axis.symbol in stmt.index.free_symbols]
-        masks = []
-        for axis in own:
-            self.define_index(axis)
-            if self.is_masked(axis):
-                masks.append(f"({axis.symbol} < {offset_text(axis.size)})")
-        mask = f", {' & '.join(masks)}, other=0" if masks else ""
-        text = f"tl.load({self.pointer(stmt.buffer)} + ({offset_text(stmt.index)}){mask})"
-        self.ops.define(self.cast(stmt, text), stmt.dtype, stmt.name)
-
-
-class _SumsWriter(_SlabWriter):
+class _SumsWriter(TileWriter):
     """Writes a kernel that loops over its part of the axes that are reduced."""
 
     def __init__(self, program: LoopProgram, plan: Plan) -> None:

@@ -17,6 +17,7 @@ import sympy
 import torch
 
 from ..inductor.printing import offset_text
+from ..inductor.symbols import FloorDiv, ModularIndexing
 from ..ir.dtypes import computed_in
 from ..ir.program import (
     SPLIT_SYMBOL,
@@ -189,6 +190,9 @@ class TileWriter(TileAccesses):
                 self.ops.compute(stmt)
 
     def load(self, stmt: Load) -> None:
+        if stmt.index.has(FloorDiv, ModularIndexing):
+            self.load_apart(stmt)
+            return
         dims, parts, address, mask = self.accessed(stmt)
         text = f"tl.load({address}{f', {mask}, other=0' * bool(mask)})"
         if stmt.buffer == MAILBOX:
@@ -201,6 +205,18 @@ class TileWriter(TileAccesses):
         if axes:
             text = self.in_order(text, axes, [len(dim.axes) for dim in dims])
         self.ops.define(text, stmt.dtype, stmt.name)
+
+    def load_apart(self, stmt: Load) -> None:
+        """A load of a small tensor, of which an axis is several dims: each element has an address of its
+        own."""
+        masks = []
+        for axis in (a for a in self.axes if a.symbol in stmt.index.free_symbols):
+            self.define_index(axis)
+            if self.is_masked(axis):
+                masks.append(f"({axis.symbol} < {offset_text(axis.size)})")
+        mask = f", {' & '.join(masks)}, other=0" if masks else ""
+        text = f"tl.load({self.pointer(stmt.buffer)} + ({offset_text(stmt.index)}){mask})"
+        self.ops.define(self.cast(stmt, text), stmt.dtype, stmt.name)
 
     def accessed(self, stmt: Load) -> tuple[list[Dim], list[Part], str, str]:
         """The dims of a load, these as Triton deals out their elements, the address and the mask."""

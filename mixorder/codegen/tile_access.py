@@ -68,14 +68,14 @@ class Part:
 class TileAccesses(KernelText):
     """The accesses of one kernel, whose tile has `extents` elements along each axis. Indices are defined in
     `code`, each once. `rows`: the axis along which a thread has several elements, if it has any. `exact`:
-    results have eager's bits, as scales and bytes need."""
-
-    exact = True
+    results have eager's bits, as scales and bytes need. Over slabs, products are contracted as Inductor's
+    kernels have them."""
 
     def __init__(self, program: LoopProgram, plan: Plan) -> None:
         nest = program.nests[0]
         self.axes = [*nest.axes]
         self.numbered = self.axes  # outermost first, as programs go along them
+        self.exact = not program.over_slabs
         super().__init__(program, nest, self.axes, self.exact)
         self.plan = plan
         self.extents = dict(zip(self.axes, plan.extents, strict=True))
