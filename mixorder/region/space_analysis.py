@@ -5,6 +5,7 @@ Answers questions of the modules that find and grow regions, and caches the answ
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable
 
 import sympy
@@ -60,12 +61,6 @@ def _is_on_one_device(node: Node, args: Iterable[Node]) -> bool:
     return len(devices) <= 1
 
 
-def num_bytes(node: Node) -> Size:
-    """Bytes of a tensor; 0 for a symbolic number."""
-    val, shape = fake(node), shape_of(node)
-    return 0 if val is None or shape is None else product((*shape, val.dtype.itemsize))
-
-
 class SpaceAnalysis:
     """Nodes beside a space of `numel` elements: the reductions of it that no region has taken yet, and what
     can be fused with them."""
@@ -74,20 +69,15 @@ class SpaceAnalysis:
         self.numel = numel
         self.inner: set[Node] = set()
         self.outer: set[Node] = set()
-        self._size: dict[Node, Size | None] = {}
-        self._full: dict[Node, bool] = {}
-        self._fusible: dict[Node, bool] = {}
-        self._computable: dict[Node, bool] = {}
-        self._bytes: dict[Node, Size] = {}
         self._sources: dict[Node, frozenset[Node]] = {}
         self._recomputed: dict[Node, bool] = {}
         self._leaves: dict[Node, frozenset[Node]] = {}
         self._above: dict[Node, tuple[set[Node], set[Node]]] = {}  # and what was looked at
+        for one in (self.is_full, self.size, self.fusible, self.computable, self.num_bytes):
+            setattr(self, one.__name__, functools.cache(one))  # no rewrite changes these answers
 
     def is_full(self, node: Node) -> bool:
-        if node not in self._full:
-            self._full[node] = self.share(node) == 1
-        return self._full[node]
+        return self.share(node) == 1
 
     def share(self, node: Node) -> Size:
         """How many times a tensor's elements go into the space; 0 if they do not, or the size is unknown."""
@@ -96,23 +86,17 @@ class SpaceAnalysis:
 
     def size(self, node: Node) -> Size | None:
         """The elements of a node that gives one tensor of known size."""
-        if node not in self._size:
-            shape = shape_of(node)
-            self._size[node] = None if shape is None else product(shape)
-        return self._size[node]
+        shape = shape_of(node)
+        return None if shape is None else product(shape)
 
     def fusible(self, node: Node) -> bool:
         """Pointwise or a view, and of full size or a vector or scalar that broadcasts to it."""
-        if node not in self._fusible:
-            self._fusible[node] = self.share(node) != 0 and _is_loop(node)
-        return self._fusible[node]
+        return self.share(node) != 0 and _is_loop(node)
 
     def computable(self, node: Node) -> bool:
         """Whether a node can be computed above reductions: it is fusible, a gather, or between gathers."""
-        if node not in self._computable:
-            one = self.is_within(node) and (_is_loop(node) or is_gather(node))
-            self._computable[node] = self.fusible(node) or one or (is_split(node) and is_gather(node))
-        return self._computable[node]
+        one = self.is_within(node) and (_is_loop(node) or is_gather(node))
+        return self.fusible(node) or one or (is_split(node) and is_gather(node))
 
     def is_within(self, node: Node) -> bool:
         """Whether a tensor has at least one element, and at most as many as the space."""
@@ -220,9 +204,9 @@ class SpaceAnalysis:
         return self.is_at_most(sum(map(self.num_bytes, sources)), self.num_bytes(node))
 
     def num_bytes(self, node: Node) -> Size:
-        if node not in self._bytes:
-            self._bytes[node] = num_bytes(node)
-        return self._bytes[node]
+        """Bytes of a tensor; 0 for a symbolic number."""
+        val, shape = fake(node), shape_of(node)
+        return 0 if val is None or shape is None else product((*shape, val.dtype.itemsize))
 
     def sources(self, node: Node) -> frozenset[Node]:
         """The large tensors that a loop reads to compute a node.
