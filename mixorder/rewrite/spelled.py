@@ -369,17 +369,17 @@ def _joins(node: Node, root: Node, roots: Collection[Node], others: Sequence[tup
 
 
 def _unpermuted_dims(node: Node, root: Node) -> tuple[Node, set[int]]:
-    """What a reduction reduces a permutation of, or else itself, and the dims of it that are reduced."""
-    if not is_permutation(root):
-        return operands(stated_by(node))[0], set(reduced_dims(node))
-    order: list[int] = root.args[1]  # type: ignore[assignment]
-    return operands(root)[0], {order[d] % len(order) for d in reduced_dims(node)}
+    """What a reduction reduces a permutation of, or else itself, and the dims of it that are reduced, from
+    the last one on."""
+    value = operands(root if is_permutation(root) else stated_by(node))[0]
+    order: Any = root.args[1] if is_permutation(root) else range(len(shape_of(value) or ()))
+    return value, {order[d] % len(order) - len(order) for d in reduced_dims(node)}
 
 
 def _above(value: Node) -> set[Node]:
-    """The tensors of a value's shape that it is computed of, through no reduction; and itself."""
+    """The tensors with as many elements as a value that it is computed of, without reductions; and itself."""
     found = closure([value], lambda n: operands(n) if is_pointwise(n) or is_view(n) else ())
-    return {n for n in found if shape_of(n) == shape_of(value)}
+    return {n for n in found if product(shape_of(n) or ()) == product(shape_of(value) or ())}
 
 
 def _expanded(node: Node) -> tuple[Node, list[Node]] | None:

@@ -239,6 +239,15 @@ def test_rows_of_a_transposed_tensor_that_columns_are_computed_behind_are_rows()
     unpermuted(lambda x: ((x / x.t().sum(0)[:, None]).sum(0),), [[1]], 1)
 
 
+def test_columns_of_a_flat_norm_behind_rows_of_batches_are_columns() -> None:
+    def function(x: Any) -> Any:
+        batches = x.view(5, 30, 90)
+        flat = (batches / batches.sum(-1, keepdim=True)).view(-1, 90)
+        return (flat.t().abs().sum(-1),)
+
+    unpermuted(function, [[0]], 1)
+
+
 def test_rows_and_columns_of_transposed_tensors_are_a_pair() -> None:
     unpermuted(lambda x, z: (x.t().abs().sum(0), x.t().exp().sum(-1), z.t().sum(0)), [[1], [0]])
 
