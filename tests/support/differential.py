@@ -225,6 +225,13 @@ def normed(t: torch.Tensor, weight: torch.Tensor, number: int, *dims: tuple[int,
     return (scaled.flatten(0, -2) + 0.3).to(t.dtype)
 
 
+def chained(t: torch.Tensor, weight: torch.Tensor, matrix: torch.Tensor, *args: Any) -> torch.Tensor:
+    """Three residual blocks, each of a product and a norm."""
+    for _ in range(3):
+        t = (t + normed(t.to(matrix.dtype) @ matrix, weight, *args).reshape(t.shape)) * 0.5
+    return t
+
+
 def saturated(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A cast to float8. On a CPU, what is beyond its range becomes the largest number, as in kernels of GPUs:
     eager gives NaN or an infinity there, which depends on the version of torch."""
@@ -235,7 +242,7 @@ def saturated(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def function_of(program: Program) -> Callable[..., Results]:
     """The program's source as a function."""
     known = {"torch": torch, "F": F, "effects": effects, "places": places, "normed": normed}
-    known["saturated"] = saturated
+    known |= {"saturated": saturated, "chained": chained}
     return function_from(program.source(), known)
 
 

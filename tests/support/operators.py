@@ -220,6 +220,9 @@ BETWEEN: dict[str, Op] = {
         most_cols=600,
     )
     for name, text in _ACTIVATIONS.items()
+} | {
+    "biased_norm": op(FULL, "full col", "normed({0} + {1}, {1}, {k}, {inner}, {outer}).reshape({0}.shape)"),
+    "three_norms": op(FULL, "full col", "chained({0}, {1}, m, {k}, {inner}, {outer})", most_cols=600),
 }
 
 EFFECTS: dict[str, Op] = {

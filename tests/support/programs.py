@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 from mixorder.region.slabs import SHORT
+from mixorder.schedule.persistent import MAX_COLS
 
 from .discrete import FP8, INTS, POINTWISE, REDUCTIONS
 from .operators import (
@@ -348,9 +349,9 @@ def _space(draw: Random, small: bool) -> tuple[Shape, Shape, Shape]:
 
 
 def _slab(draw: Random, cols: int, most: int) -> tuple[Shape, Shape, Shape]:
-    """Samples of channels, reduced over more elements than Inductor holds: of a channel, of vectors, of a
-    channel of a sample, before or behind its places."""
-    samples, places = draw.randint(1, 3), SHORT + draw.randint(1, 200)
+    """Samples of channels, reduced over more elements than Inductor holds, or a program: of a channel, of
+    vectors, of a channel of a sample, before or behind its places."""
+    samples, places = draw.randint(1, 3), draw.choice((SHORT, SHORT, MAX_COLS)) + draw.randint(1, 200)
     channels = min(cols, max(5, most // (samples * places)))
     return draw.choice(
         (
