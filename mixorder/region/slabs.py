@@ -54,8 +54,8 @@ class SlabSeed(TileSeed):
 
 def may_be_over_slab(node: Node) -> bool:
     """Whether a node is a sum over some axes of a tensor, and not over all."""
-    what, kind = reduced(node), reduction_kind(node)
-    if what is None or kind is None or not kind.compensable or is_relative_sum(node):
+    kind = reduction_kind(node)
+    if kind is None or not kind.compensable or is_relative_sum(node) or (what := reduced(node)) is None:
         return False
     if not what.run:
         return False

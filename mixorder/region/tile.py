@@ -252,7 +252,9 @@ class Growth:
     def visit(self, node: Node) -> None:
         """Take a node that may be taken, or note that it depends on the region."""
         args = operands(node)
-        if self.joins(node, args):
+        if not self.tainted.isdisjoint(args):  # such as all layers behind, of a deep network
+            self.tainted.add(node)
+        elif self.joins(node, args):
             if self.spans_rows(node) or any(a in self.columns for a in args):
                 self.columns.add(node)
             for arg in args:
@@ -260,7 +262,7 @@ class Growth:
             self.members[node] = reduction_kind(node) is not None or any(
                 self.members.get(a, False) for a in args
             )
-        elif any(a in self.tainted or a in self.pending or self.is_result(a) for a in args):
+        elif any(a in self.pending or self.is_result(a) for a in args):
             # Values of `columns` exist only when all programs have ended: no member can need them.
             may = is_loop(node) and self.columns.isdisjoint(args) and self.fits(node, args)
             (self.pending if may else self.tainted).add(node)
