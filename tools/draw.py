@@ -4,6 +4,7 @@
     python tools/draw.py --subgraphs draw/subgraphs.jsonl.xz --out draw    # times these, or a corpus
     python tools/draw.py --report draw/duels.jsonl --page docs/lab/duels.md   # adds the row; no GPU
     python tools/draw.py --spellings 200 --out spelled          # drawn spellings beside their bases
+    python tools/draw.py --spellings 500 --no-times --tracing 900   # their plans alone; no GPU
     python tools/draw.py --every --no-times --out corpus        # every family in every recipe: a corpus
 
 Families come from transformers and timm, by names that no file of this repository has, each with a recipe and
@@ -107,11 +108,14 @@ def traced(args: argparse.Namespace, draw: Random, path: Path) -> None:
         tasks = iter([(name, recipe) for name, _, recipe in (one.partition(":") for one in args.names)])
     known = set() if whole else {entry.key for entry in load(DATA / "corpus.jsonl.xz")}
     kept: list[Any] = []
+    plans: dict[str, tuple[list[str], float]] = {}
     until = time.monotonic() + args.tracing
     pool = Pool(args.workers, "lab.harvest_process", "work", ENVIRONMENT)
     try:
         for (family, recipe), result in pool.run(tasks, TRACED_S, until, ends=until + TO_FINISH_S):
             plain = [] if isinstance(result, Broken) else result["entries"]
+            if args.spellings and not isinstance(result, Broken) and not result["error"]:
+                plans[family] = result["kernels"], result["us"]
             error = result.how if isinstance(result, Broken) else result["error"]
             entries = [one for one in map(from_dict, plain) if one.key not in known]
             kept += entries if whole else draw.sample(entries, min(EACH, len(entries)))
@@ -120,6 +124,8 @@ def traced(args: argparse.Namespace, draw: Random, path: Path) -> None:
                 break
     finally:
         pool.close()
+    if args.spellings:
+        print(duel_report.planned(plans))
     found = merged(kept)
     save(path, found if whole else found[: args.count])
 

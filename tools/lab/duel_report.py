@@ -117,6 +117,23 @@ def spelled(timed: Sequence[Duel], graphs: Mapping[str, int]) -> str:
     return "\n".join([f"{share} of {len(ratios)} spellings are timed within 5% of their base", *lines])
 
 
+def planned(plans: Mapping[str, tuple[list[str], float]]) -> str:
+    """How many spellings have the kernels of their base, or their predicted time within 5%, and which do not.
+    `plans`: kernels and microseconds of each family."""
+    bases = {family: plans.get(family.rpartition("/")[0] + "/0") for family in plans}
+    pairs = {f: (base, plans[f]) for f, base in bases.items() if base and not f.endswith("/0")}
+    same = sum(base[0] == own[0] for base, own in pairs.values())
+    apart = [
+        f"- {family}: {base[1]:.1f} -> {own[1]:.1f} us"
+        for family, (base, own) in sorted(pairs.items())
+        if base[0] != own[0] and abs(own[1] - base[1]) > WITHIN * base[1]
+    ]
+    told = (
+        f"{percent(len(pairs) - len(apart), len(pairs))} of {len(pairs)} spellings are planned as their base"
+    )
+    return "\n".join([f"{told}, {same} of them by the same kernels", *apart])
+
+
 def percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}%" if whole else "-"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -26,12 +27,13 @@ from mixorder.inspection.meta import faked
 from mixorder.region.region import Region
 
 WHOLE = ("programs/", "spellings/")
+NAME = re.compile(r"triton_mixorder_\w+")
 
 
 @dataclasses.dataclass
 class Harvest:
     """Of one family and recipe. `error`: empty, or why there is nothing. `left_out`: why subgraphs were not
-    kept."""
+    kept. `kernels`: the texts without names. `us`: the predicted time of all that regions need."""
 
     family: str
     recipe: str
@@ -40,6 +42,8 @@ class Harvest:
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     entries: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     trace: str = ""
+    kernels: list[str] = dataclasses.field(default_factory=list)
+    us: float = 0.0
 
 
 def work(task: tuple[str, str]) -> Harvest:
@@ -66,6 +70,9 @@ def _fill(result: Harvest) -> None:
     with _keeping(result) as kept:
         report = explain(step)(**inputs)
     result.entries = [dataclasses.asdict(entry) for entry in merged(kept)]
+    texts = (f"{k.grid} {k.config}\n{k.text}" for region in report.regions for k in region.kernels)
+    result.kernels = sorted(NAME.sub("kernel", text) for text in texts)
+    result.us = report.totals.ours_us
     if not report.graphs:
         raise RuntimeError("no graph was compiled")
     if failures := [failure for graph in report.graphs for failure in graph.failures]:
