@@ -272,13 +272,10 @@ class TileWriter(TileAccesses):
 
         for stmt in (s for s in nest.body if place(s) == 0):
             self.statement(stmt)
-        tiled = {
-            one: [a for a in self.tiled if a.symbol in {*self.deps[one.value.name], *one.axes}]
-            for one in sums
-        }
         totals = {}
         for one in sums:
-            empty = f"tl.full({self.shape(tiled[one])}, {identity(one.kind, one.dtype)})"
+            own = [a for a in self.tiled if a.symbol in {*self.deps[one.value.name], *one.axes}]
+            empty = f"tl.full({self.shape(own)}, {identity(one.kind, one.dtype)})"
             totals[one] = str(self.ops.line(empty, one.dtype))
         known, number, tiles = set(self._known), self.number(axis), self.tiles(axis)
         text = (
