@@ -38,19 +38,19 @@ from .padding import has_gaps, with_gaps
 from .parts import parts_of
 from .region import Region, Seed
 from .sizes import product
-from .slabs import SlabSeed, grow_slab
+from .slabs import SlabGrowth, SlabSeed
 from .space_analysis import takes_operands
-from .tile import TileSeed, grow_tile
+from .tile import Growth, TileSeed
 from .walk import ancestors, by_position, descendants, inside, needed_for, position, sweep
 
 
 def grow(seed: Seed, name: str) -> Region:
     """The region of a seed, without what is made for reductions that did not join."""
     while True:
-        if isinstance(seed, SlabSeed):
-            region = grow_slab(seed, name)
+        if isinstance(seed, TileSeed):
+            region = (SlabGrowth if isinstance(seed, SlabSeed) else Growth)(seed).grow(name)
         else:
-            region = grow_tile(seed, name) if isinstance(seed, TileSeed) else _best(seed, name)
+            region = _best(seed, name)
         members = set(region.nodes)
         left = (made for reduction, made in seed.made_for.items() if reduction not in members)
         without = seed.without.union(*(made for made in left if not members.isdisjoint(made)))

@@ -179,6 +179,12 @@ def _is_left(node: Node, run: Run, source: Node, reduced_further: bool) -> bool:
 class SlabGrowth(Growth):
     """Grows one region around sums over slabs."""
 
+    def grow(self, name: str) -> Region:
+        region = super().grow(name)
+        if not any(map(self.analysis.is_full, region.outputs)):
+            raise Decline(DeclineReason.AXIS_CLASS, "nothing of full size is computed from the sums")
+        return dataclasses.replace(region, laid=_as_read(region))
+
     def joins(self, node: Node, args: list[Node]) -> bool:
         if node in self.above or node in self.wanted:
             return self.fits(node, args)
@@ -245,14 +251,6 @@ class SlabGrowth(Growth):
         kinds = {AxisClass.ROW: AxisClass.ROW}
         axes = space_of(self.analysis.numel, [], runs, cuts).axes
         return Space(tuple((size, kinds.get(kind, AxisClass.COLUMN)) for size, kind in axes))
-
-
-def grow_slab(seed: SlabSeed, name: str) -> Region:
-    """The region of a seed. Raises `Decline` where its kernels cannot be."""
-    region = SlabGrowth(seed).grow(name)
-    if not any(seed.analysis.is_full(n) for n in region.outputs):
-        raise Decline(DeclineReason.AXIS_CLASS, "nothing of full size is computed from the sums")
-    return dataclasses.replace(region, laid=_as_read(region))
 
 
 def _as_read(region: Region) -> dict[Node, tuple[int, ...]]:

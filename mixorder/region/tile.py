@@ -179,11 +179,6 @@ def above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set[
     return set(closure(starts, lambda n: read(n) if n not in without and is_loop(n) else ()))
 
 
-def grow_tile(seed: TileSeed, name: str) -> Region:
-    """The region of a seed. Raises `Decline` where it cannot be one kernel."""
-    return Growth(seed).grow(name)
-
-
 class Growth:
     """Grows one region, in one sweep in graph order over what the reductions are computed from and what is
     computed from them. A node joins if nothing outside that it uses depends on the region.
@@ -211,6 +206,7 @@ class Growth:
         self.columns: set[Node] = set()  # reductions over all rows, and what is computed from them
 
     def grow(self, name: str) -> Region:
+        """The region. Raises `Decline` where it cannot be one kernel."""
         for node in following(min(self.reads, key=position)):
             if node.op == "call_function":
                 self.visit(node)
