@@ -33,8 +33,8 @@ PRODUCERS = frozenset(
 
 
 def dead_after(region: Region, donated: Collection[Node] = ()) -> tuple[str, ...]:
-    """The inputs that are dead after the region, by their names in the region's loops. `donated`: the graph's
-    inputs that are the graph's to overwrite."""
+    """The inputs that are dead after the region, or that it reads copies of, by their names in the region's
+    loops. `donated`: the graph's inputs that are the graph's to overwrite."""
     reader = _Reader(region, donated)
     return tuple(name for name, n in region.input_buffers.items() if reader.why_not(n) is None)
 
@@ -70,9 +70,10 @@ class _Reader:
         self.donated = donated
 
     def why_not(self, node: Node) -> str | None:
-        """Why an input's memory is still in use after the region; None if it is dead."""
+        """Why an input's memory is still in use after the region; None if it is dead, as a copy is that only
+        the region reads."""
         if node in self.region.made_contiguous:
-            return "a copy of it is read"
+            return None
         base = node
         while (source := _viewed(base)) is not None:
             base = source

@@ -253,7 +253,8 @@ class Timeline:
         return max(accumulate(changes))
 
     def change(self, region: Region, over: Collection[Node], workspace: int) -> Change:
-        """What a region would do. `over`: the inputs in whose memory it writes results; `workspace`: bytes.
+        """What a region would do. `over`: the inputs in whose memory, or in that of whose copies, it writes
+        results; `workspace`: bytes.
 
         Raises `Decline` where the order of effects leaves no place for the region.
         """
@@ -280,7 +281,7 @@ class Timeline:
             if node in held or node in again:
                 last = max(span.last, place)
                 span = dataclasses.replace(span, last=last - (node in freed and last == place))
-            shared = node in over and span.last == place
+            shared = node in over and node not in bases and span.last == place
             spans[node] = (
                 dataclasses.replace(span, last=span.last - 1) if shared else self._shared(span, node, place)
             )
@@ -292,7 +293,7 @@ class Timeline:
             size = bytes_of(node) * (2 if node in region.widened else 1)
             spans[node] = self._shared(Span(size, place, self._last(node, place, rewrite)), node, place)
         starts = {n: place if n in self.stored else self._first(n, place) for n in bases.values()}
-        copies = [Span(bytes_of(n), starts[base], place) for n, base in bases.items()]
+        copies = [Span(bytes_of(n), starts[base], place - (n in over)) for n, base in bases.items()]
         changes = self.changes.copy()
         for copy in copies:
             add(changes, copy, 1)

@@ -200,3 +200,32 @@ def test_same_bits_where_programs_share_a_row_and_do_not_wait(
         apart = gradients(module, x, dy, ON)
     assert overwritten(records) == 0
     assert all(map(torch.equal, ours, apart))
+
+
+class OverChannels(nn.Module):
+    """A norm of the channels, of a tensor that is contiguous along the rows."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.transpose(1, 2) * 2)
+
+
+def test_a_copy_in_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The region reads a copy of x, and writes dx over the copy. x is what it was."""
+    module = randomised(OverChannels(40), f32)
+    x, dy = torch.randn(3, 40, 37), torch.randn(3, 37, 40)
+    before = x.clone()
+    found = []
+    for dead in (pipeline.dead_after, lambda *_: ()):
+        monkeypatch.setattr(pipeline, "dead_after", dead)
+        with collect() as records:
+            found.append(gradients(module, x, dy, ON))
+        (record,) = (one for one in records if isinstance(one, RegionRecord))
+        found.append((overwritten(records), record.traffic.copies))
+    ours, (count, copies), apart, (none, _) = found
+    assert (count, copies, none) == (1, 1, 0)
+    check_gradients(ours, module, x, dy, 111)
+    assert all(map(torch.equal, ours, apart)) and torch.equal(x, before)

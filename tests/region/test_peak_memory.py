@@ -175,15 +175,16 @@ def test_a_region_that_raises_the_peak_is_declined() -> None:
 
 @pytest.mark.parametrize("held", [False, True])
 def test_an_input_that_is_held_counts_beside_its_copy(held: bool) -> None:
-    """The region then leaves to Inductor what has as many elements. Where nothing else reads the input, it is
-    free before the result is there."""
+    """The result takes the copy's memory, so there are three such tensors, as with Inductor's kernels."""
 
     def function(a: Any, b: Any, dy: Any, w: Any) -> Any:
         x = (a @ b).t()
         return *norm(x, dy), x @ w if held else w
 
     (end,) = run(traced(function, ((COLS, 8), f32), ((8, ROWS), f32), FULL, NARROW))
-    assert isinstance(end, RegionRecord) and end.num_nodes == (4 if held else 6)
+    assert isinstance(end, RegionRecord) and end.num_nodes == 6 and end.peak is not None
+    less = end.peak[0] - (end.peak[1] - end.traffic.workspace)
+    assert less == 0 if held else less >= 0
 
 
 def test_a_region_below_the_peak_is_fused_and_says_what_it_holds() -> None:
