@@ -250,6 +250,8 @@ class Growth:
         args = operands(node)
         if not self.tainted.isdisjoint(args):  # such as all layers behind, of a deep network
             self.tainted.add(node)
+        elif self.is_apart(node, args):
+            return
         elif self.joins(node, args):
             if self.spans_rows(node) or any(a in self.columns for a in args):
                 self.columns.add(node)
@@ -262,6 +264,11 @@ class Growth:
             # Values of `columns` exist only when all programs have ended: no member can need them.
             may = is_loop(node) and self.columns.isdisjoint(args) and self.fits(node, args)
             (self.pending if may else self.tainted).add(node)
+
+    def is_apart(self, node: Node, args: list[Node]) -> bool:
+        """Whether a node uses nothing of the region, and is none that it begins with or may have beside."""
+        begins = node in self.above or node in self.wanted or reduction_kind(node) is not None
+        return not begins and self.members.keys().isdisjoint(args) and self.pending.isdisjoint(args)
 
     def joins(self, node: Node, args: list[Node]) -> bool:
         live = [a for a in args if self.members.get(a, False)]
