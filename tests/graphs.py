@@ -616,3 +616,8 @@ def choosing(change: Callable[..., Plan], *strategies: Strategy) -> tuple[Strate
     return tuple(
         dataclasses.replace(s, choose=functools.partial(change, s.choose)) for s in strategies or STRATEGIES
     )
+
+
+def generating(change: Callable[..., tuple[KernelSource, ...]]) -> tuple[Strategy, ...]:
+    """The strategies with other kernels: `change` gets the strategy's own `generate` before its arguments."""
+    return tuple(dataclasses.replace(s, generate=functools.partial(change, s.generate)) for s in STRATEGIES)

@@ -11,7 +11,7 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import bf16, f32, f64, traced
+from graphs import bf16, f32, f64, generating, traced
 from offline import Known, needs_a_compiler
 from reduced_dtypes import CASES, Reduction, case_name, program
 from torch._inductor.codegen.triton import triton_compute_type
@@ -24,7 +24,6 @@ from mixorder.codegen.source import KernelSource
 from mixorder.inductor.graphs import is_lowered_pointwise
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.options import Options
-from mixorder.strategies.strategy import Strategy
 from mixorder.tune.compile import compile_job, job_of
 
 aten = torch.ops.aten
@@ -35,10 +34,12 @@ SM_90 = ("cuda", 90, 32)
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSource]]:
+def made(
+    monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None]
+) -> list[tuple[LoopProgram, KernelSource]]:
     """The kernels of a pass, with an assertion about each value behind its line."""
     found: list[tuple[LoopProgram, KernelSource]] = []
-    line, generate = OpPrinter.line, Strategy.generate
+    line = OpPrinter.line
 
     def asserting(self: OpPrinter, text: str, dtype: torch.dtype) -> Any:
         variable = line(self, text, dtype)
@@ -46,13 +47,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoopProgram, KernelSourc
         self.code.writeline(f"tl.static_assert({variable}.dtype == {stated}, '{variable} is to be {stated}')")
         return variable
 
-    def noting(self: Strategy, loops: LoopProgram, *rest: Any) -> Any:
-        kernels = generate(self, loops, *rest)
+    def noting(generate: Any, loops: LoopProgram, *rest: Any) -> Any:
+        kernels = generate(loops, *rest)
         found.extend((loops, kernel) for kernel in kernels)
         return kernels
 
     monkeypatch.setattr(OpPrinter, "line", asserting)
-    monkeypatch.setattr(Strategy, "generate", noting)
+    plan_with(strategies=generating(noting))
     return found
 
 

@@ -6,11 +6,9 @@ import warnings
 import pytest
 import torch
 from gradients import case, exact, grads
-from graphs import choosing
+from graphs import choosing, generating
 from torch import nn
 from torch._dynamo.utils import counters
-
-from mixorder.strategies.strategy import Strategy
 
 OPTIONS = {"mixorder": True, "mixorder_min_numel": 0, "fx_graph_cache": False}
 ROWS, COLS = 1000, 4096
@@ -24,25 +22,22 @@ def errors(options):
     return [float((g - t).abs().max() / t.abs().max()) for g, t in zip(found, truths, strict=True)]
 
 
-def broken(*args):
+def broken(generate, *args):
     main, final = generate(*args)
     text = main.text.replace("tl.program_id", "tl.there_is_no_such_function", 1)
     assert text != main.text
     return dataclasses.replace(main, text=text), final
 
 
-generate = Strategy.generate
-
-
-def test_a_kernel_that_triton_rejects_is_left_to_inductor(monkeypatch):
-    monkeypatch.setattr(Strategy, "generate", broken)
+def test_a_kernel_that_triton_rejects_is_left_to_inductor(plan_with):
+    plan_with(strategies=generating(broken))
     with pytest.warns(UserWarning, match="there_is_no_such_function"):
         assert max(errors(OPTIONS | {"mixorder_strict": False})) < 1e-5
     assert counters["mixorder"]["fused_regions"] == 0
 
 
-def test_a_kernel_that_triton_rejects_raises_in_strict_mode(monkeypatch):
-    monkeypatch.setattr(Strategy, "generate", broken)
+def test_a_kernel_that_triton_rejects_raises_in_strict_mode(plan_with):
+    plan_with(strategies=generating(broken))
     with pytest.raises(Exception, match="there_is_no_such_function"):
         errors(OPTIONS | {"mixorder_strict": True})
 

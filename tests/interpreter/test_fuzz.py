@@ -8,13 +8,14 @@ import random
 from typing import Any
 
 import pytest
+from graphs import generating
+from support import differential
 from support.differential import check, run
 from support.effects import sequence
 from support.programs import OPS, Program, Step, make
 from torch.fx import Graph
 
 from mixorder import pipeline
-from mixorder.strategies.strategy import Strategy
 
 CHUNK = 40  # operators of a program
 WORDS = sorted(OPS)
@@ -190,16 +191,14 @@ def test_the_program_is_fused_in_the_way_that_it_asks_for(strategy: str, found: 
     ],
 )
 def test_a_bug_is_found(changes: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = Strategy.generate
-
-    def broken(*args: Any) -> Any:
+    def broken(generate: Any, *args: Any) -> Any:
         kernels = generate(*args)
         for old, new in changes.items():
             assert any(old in k.text for k in kernels)
             kernels = tuple(dataclasses.replace(k, text=k.text.replace(old, new)) for k in kernels)
         return kernels
 
-    monkeypatch.setattr(Strategy, "generate", broken)
+    monkeypatch.setattr(differential, "STRATEGIES", generating(broken))
     outcome = run(NORM, "interpreter")
     assert (outcome.status, outcome.kind) == ("failed", kind), outcome
 
