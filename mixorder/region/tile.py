@@ -255,11 +255,11 @@ class Growth:
         elif self.joins(node, args):
             if self.spans_rows(node) or any(a in self.columns for a in args):
                 self.columns.add(node)
-            for arg in args:
-                self.pull(arg)
             self.members[node] = reduction_kind(node) is not None or any(
                 self.members.get(a, False) for a in args
             )
+            for arg in args:
+                self.pull(arg)
         elif any(a in self.pending or self.is_result(a) for a in args):
             # Values of `columns` exist only when all programs have ended: no member can need them.
             may = is_loop(node) and self.columns.isdisjoint(args) and self.fits(node, args)
@@ -316,11 +316,17 @@ class Growth:
             return
         args = operands(node)
         cheap = self.analysis.recomputed(node) and not self.is_stored(node)
-        if node in self.pending or (cheap and self.fits(node, args)):
-            for arg in args:
-                self.pull(arg)
+        if node in self.pending or ((cheap or self.is_read_anyway(node)) and self.fits(node, args)):
             self.members[node] = False
             self.pending.discard(node)
+            for arg in args:
+                self.pull(arg)
+
+    def is_read_anyway(self, node: Node) -> bool:
+        """Whether the region reads anyway what a node is made of, and only members need the node and what is
+        computed from it, up to reductions."""
+        below = closure(node.users, lambda n: () if reduction_kind(n) is not None else n.users)
+        return all(n in self.members for n in below) and self.reads >= self.sources(node)
 
     def order(self, node: Node) -> bool:
         """Find a node's order from its operands, and theirs from their own. Returns whether it has one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from graphs import bf16, traced
+from graphs import bf16, f32, traced
 from torch import Tensor
 
 from mixorder.errors import Decline, DeclineReason
@@ -59,3 +59,20 @@ def test_sums_of_a_pair_that_was_not_taken() -> None:
         search = find_regions(graph)
         next(search)
         assert not isinstance(next_region(search, told), Region)
+
+
+def test_what_the_region_reads_anyway_is_not_read_multiplied() -> None:
+    """A global response norm: the gradient of its weight is a sum of a product that nothing else needs. Its
+    factors are those of the sums of each sample."""
+
+    def function(dy: Tensor, x: Tensor, size: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        gain = size / size.mean(-1, keepdim=True)
+        one = (dy * (weight * x)).sum((1, 2), keepdim=True) / size
+        dx = dy * gain * weight + x * (one - one.mean(-1, keepdim=True))
+        return dx, (dy * gain * x).sum((0, 1, 2))
+
+    tensor = ((32, 28, 28, 768), f32)
+    graph = traced(function, tensor, tensor, ((32, 1, 1, 768), f32), ((768,), f32))
+    (region,) = (one for one in find_regions(graph) if isinstance(one, Region))
+    large = filter(region.seed.analysis.is_full, region.inputs)
+    assert len(region.outer) == 3 and {n.name for n in large} == {"dy_1", "x_1"}
