@@ -225,7 +225,8 @@ class SpaceAnalysis:
             found: set[Node] = set()
             for a in large:
                 above = self._sources.get(a, frozenset())
-                cheap = a in self._sources and self._reads_at_most(above, a)
+                # An input is none of these, also where it was asked about before.
+                cheap = self.fusible(a) and self._reads_at_most(above, a)
                 found |= above if cheap else {a}
             self._sources[current] = frozenset(found)
         return self._sources[node]

@@ -15,6 +15,7 @@ from mixorder.region.grow import grow
 from mixorder.region.nodes import CONSTANTS
 from mixorder.region.partition import leaner
 from mixorder.region.region import Region
+from mixorder.region.space_analysis import SpaceAnalysis
 
 FULL, SQUARE = ((512, 256), bf16), ((256, 256), bf16)
 F8 = torch.float8_e4m3fn
@@ -143,3 +144,14 @@ def test_a_wider_tensor_is_not_read() -> None:
         return total, (total * 2).bfloat16()
 
     assert [n.meta["val"].dtype for n in full_reads(later_norm(function))] == [bf16]
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_what_is_computed_again_depends_on_no_question_before(asked_before: bool) -> None:
+    """A sum of two inputs reads twice the bytes of its result."""
+    graph = traced(lambda x, y: x + y, ((256, 256), f32), ((256, 256), f32))
+    (total,) = graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    analysis = SpaceAnalysis(256 * 256)
+    if asked_before:
+        assert all(map(analysis.recomputed, total.all_input_nodes))
+    assert not analysis.recomputed(total)
