@@ -248,7 +248,7 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
             break
         inner, outers = inner_now, outers_now
         reads = frozenset().union(*(analysis.full_reads(n) for n in inner))
-    later = _behind_results(inner, outers, outer)
+    later = _behind_results(analysis, inner, outers, outer)
     inner, outers = inner - later, outers - later
     inner = _of_this_norm(analysis, inner, outer, outers)
     known = analysis.leaves(outer).union(*(analysis.leaves(n) for n in inner))
@@ -270,11 +270,12 @@ def _of_same_reads(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node])
     return {n for n in free if analysis.leaves(n) <= read}
 
 
-def _behind_results(inner: set[Node], outers: set[Node], outer: Node) -> set[Node]:
+def _behind_results(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node], outer: Node) -> set[Node]:
     """The reductions that come after the pair's results, through whatever nodes: a later norm's, of an
-    activation that both norms share. A result is an inner reduction that `outer` does not come after."""
+    activation that both norms share. A result is an inner reduction that `outer` does not come after, and no
+    statistic, which another reduction of the pair is computed from."""
     candidates = by_position({*inner, *outers})
-    before = needed_for([outer], since=position(candidates[0]))
+    before = needed_for([outer], since=position(candidates[0])).union(*map(analysis.above, candidates))
     last = position(candidates[-1])
     users = (user for result in inner - before for user in result.users)
     return {*descendants(users, lambda n: position(n) <= last)}.intersection(candidates) - {outer}

@@ -72,6 +72,13 @@ def checkpointed(x: Any, dy: Any) -> Any:
     return (dy - x_hat * (dy * x_hat).mean(1, keepdim=True)) * rstd, (dy * x_hat).sum(0)
 
 
+def moments_again(x: Any, dy: Any) -> Any:
+    """db comes before the recomputed moments, which it does not need and dw does."""
+    db, centred = dy.sum(0), x - x.mean(1, keepdim=True)
+    x_hat = centred * torch.rsqrt((centred * centred).mean(1, keepdim=True) + 1e-5)
+    return dy - x_hat * (dy * x_hat).mean(1, keepdim=True), (dy * x_hat).sum(0), db
+
+
 def heads(x: Any, dy: Any) -> Any:
     product = x * dy
     return dy - x * product.sum(1, keepdim=True), product.reshape(128, 4, 256).sum(0)
@@ -160,6 +167,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[graphs.Spec, ...]]] = {
     ),
     "row sums in a chain": (in_a_chain, (FULL, FULL)),
     "a checkpointed norm": (checkpointed, (FULL, FULL)),
+    "db of a checkpointed norm": (moments_again, (FULL, FULL)),
     "two pairs": (lambda a, b, c, d: (*pair(a, b), *pair(c, d)), (FULL, FULL, SQUARE, SQUARE)),
     "heads": (heads, (FULL, FULL)),
     "common axes": (lambda x: (x.sum((2, 3)), x.sum((0, 2, 3)), x * 2), (IMAGE,)),
@@ -216,6 +224,7 @@ sums of what is read. 512x256: mean | sum_1 sum_2 sum_3 sum_4, a_1 x_1 b_1 -> su
 an epilogue. 512x256: sum_1 | sum_2, x_1 dy_1 w_1 -> sub convert_element_type
 row sums in a chain. 512x256: amax sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 a checkpointed norm. 512x256: mean mean_1 | sum_1, x_1 dy_1 -> mul_4 sum_1
+db of a checkpointed norm. 512x256: mean mean_1 mean_2 | sum_1 sum_2, dy_1 x_1 -> sum_1 sub_1 sum_2
 two pairs. 512x256: sum_1 | sum_2, a_1 b_1 -> sub sum_2; 256x256: sum_3 | sum_4, c_1 d_1 -> sub_1 sum_4
 heads. row 128 x batch 4 x column 256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 common axes. row 16 x batch 6 x common 140: sum_1 | sum_2, x_1 -> sum_1 sum_2 mul
