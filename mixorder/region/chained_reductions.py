@@ -14,6 +14,7 @@ from torch.fx import Node
 from .axes import Space, fits
 from .nodes import operands, reduced
 from .space_analysis import SpaceAnalysis
+from .walk import sweep
 
 
 def with_chained_reductions(
@@ -51,24 +52,22 @@ def _derive(
     core = {*inner}.union(*(analysis.above(n) for n in (*inner, *outer)))
     known = core | {a for n in (*core, *outer) for a in operands(n) if analysis.is_full(a)}
     column = set(outer)
-    exits: dict[Node, None] = {}
-    candidates: dict[Node, None] = {}
-    todo = list(known)
-    while todo:
-        for user in todo.pop().users:
-            if user in known or user in column or user.op != "call_function":
-                continue
-            args = operands(user)
-            if any(a in column for a in args):
-                column.add(user)
-            elif user in analysis.inner:
-                candidates[user] = None
-            elif not analysis.fusible(user):
-                continue
-            elif all(a in known or not analysis.is_full(a) for a in args):
-                exits.pop(user, None)
-                known.add(user)
-                todo.append(user)
-            else:
-                exits[user] = None
-    return known, list(exits), list(candidates)
+    exits, candidates = list[Node](), list[Node]()
+
+    def visit(node: Node) -> bool:
+        if node in known or node in column:
+            return True
+        args = operands(node)
+        if any(a in column for a in args):
+            column.add(node)
+        elif node in analysis.inner:
+            candidates.append(node)
+        elif analysis.fusible(node):
+            if all(a in known or not analysis.is_full(a) for a in args):
+                known.add(node)
+                return True
+            exits.append(node)
+        return False
+
+    sweep({*known, *column}, visit)
+    return known, exits, candidates

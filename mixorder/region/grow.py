@@ -156,7 +156,7 @@ class _Growth:
         self.start = min(position(n) for n in self.core if n in reductions or not self.members.recomputed(n))
 
     def grow(self, name: str) -> Region:
-        for node in self.core:
+        for node in by_position(self.core):
             self.analysis.check(node)
         sweep(self.core, lambda node: self.joins(node) or self.waits(node))
         self.pull_operands()

@@ -83,7 +83,7 @@ def _unpaired(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
             continue
         is_outer = is_outer_like(what)
         if is_outer or is_inner_like(what):
-            for leaf in analyses.setdefault(numel, SpaceAnalysis(numel)).leaves(node):
+            for leaf in by_position(analyses.setdefault(numel, SpaceAnalysis(numel)).leaves(node)):
                 sides.setdefault((numel, leaf), ([], []))[is_outer].append(node)
     seen = set(answered)
     for inner, outer in sides.values():

@@ -90,7 +90,7 @@ class Timeline:
         loops = filter(is_pointwise, self.stored)
         self.early = {n: at for n in loops if (at := self._if_fused(n)) < self.index[n]}
         self.changes = [0] * (self.end + 2)
-        for node in self.stored:
+        for node in filter(self.stored.__contains__, graph.nodes):
             self._set(node, self._span(node, self._computed(node)))
         inputs = donated(graph)
         self.writable = inputs if may_overwrite_inputs() else frozenset()

@@ -18,7 +18,7 @@ from .nodes import float_bytes, is_view, operands, reduction_kind, unviewed
 from .parts import Part
 from .sizes import Size
 from .space_analysis import SpaceAnalysis, takes_operands
-from .walk import dependents
+from .walk import by_position, dependents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,12 +149,13 @@ class Region:
         def names(nodes: tuple[Node, ...]) -> str:
             return ", ".join(n.name for n in nodes)
 
+        contiguous = tuple(by_position(self.made_contiguous))
         lines = [
             f"{self.name} {self.space}",
             f"  inner:   {names(self.inner)}",
             f"  outer:   {names(self.outer)}",
             f"  inputs:  {names(self.inputs)}",
-            *([f"  contiguous: {names(tuple(self.made_contiguous))}"] if self.made_contiguous else []),
+            *([f"  contiguous: {names(contiguous)}"] if contiguous else []),
             f"  outputs: {names(self.outputs)}",
             *(f"    {n.format_node()}" for n in self.nodes),
         ]

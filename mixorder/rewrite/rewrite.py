@@ -35,7 +35,7 @@ def replace(
     try:
         read = [writer.contiguous(n) if n in region.made_contiguous else n for n in region.inputs]
         nodes = dict(zip((b.name for b in program.role(BufferRole.INPUT)), read, strict=True))
-        for name in {b.over for b in program.buffers if b.over}:
+        for name in dict.fromkeys(b.over for b in program.buffers if b.over):
             if nodes[name].op == "placeholder":
                 nodes[name] = writer.overwritten(nodes[name])
         for buffer in program.buffers:
