@@ -29,6 +29,12 @@ def qkv_gradient(x: torch.Tensor, dy: torch.Tensor) -> Any:
     return torch.cat([q[0], k[0], x], 1), torch.cat([q[1], k[1]])
 
 
+def read_elsewhere(x: torch.Tensor, dy: torch.Tensor) -> Any:
+    """The pieces of the whole are a result that is wanted by itself as well, and what the region reads."""
+    dx, dw = pair(x, dy)
+    return torch.cat([dx, dy], 1), dx, dw
+
+
 def viewed(x: torch.Tensor, dy: torch.Tensor) -> Any:
     dx, dw = pair(x, dy)
     return dx, dx.view(-1), dx.t(), dx[3:9], dx.as_strided((30, 5), (20, 2), 3), dw, dw.view(4, 5)
@@ -84,6 +90,7 @@ RESULTS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]] 
     "cat_of_columns": (gathered(1), (X, DY), 1),
     "cat_of_rows": (gathered(0), (X, DY), 1),
     "qkv_gradient": (qkv_gradient, (X, DY), 1),
+    "read_elsewhere": (read_elsewhere, ((37, 32), (37, 32)), 1),
     "viewed": (viewed, (X, DY), 1),
     "written": (written, (X, DY), 1),
     "written_after_use": (written_after_use, (X, DY), 1),

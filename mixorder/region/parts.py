@@ -47,21 +47,25 @@ def _part_of(node: Node, members: Collection[Node]) -> Part | None:
     shown = [node]
     while (user := _only_user(shown[-1], members)) is not None and is_strided(user):
         shown.append(user)
-    if user is None or user.target is not aten.cat.default or not is_read_as_stated(user):
-        return None
-    operands: list[Node] = list(user.args[0])  # type: ignore[arg-type]
-    whole, *vals = map(fake, (user, *operands))
-    if whole is None or None in map(shape_of, (user, *operands, *shown)):
+    return None if user is None or user.target is not aten.cat.default else part_of(user, shown)
+
+
+def part_of(cat: Node, shown: Sequence[Node]) -> Part | None:
+    """The place of `shown[0]` in what a `cat` makes, which takes its last view; None where no kernel can
+    write to it."""
+    operands: list[Node] = list(cat.args[0])  # type: ignore[arg-type]
+    whole, *vals = map(fake, (cat, *operands))
+    if whole is None or not is_read_as_stated(cat) or None in map(shape_of, (cat, *operands, *shown)):
         return None
     if operands.count(shown[-1]) != 1 or any(val.dtype != whole.dtype for val in vals):  # type: ignore[union-attr]
         return None
-    if not is_row_major(user) or padded_strides(whole) is not None:  # Inductor may put gaps between its rows
+    if not is_row_major(cat) or padded_strides(whole) is not None:  # Inductor may put gaps between its rows
         return None
-    dim: int = argument(user, 1, "dim", 0)
+    dim: int = argument(cat, 1, "dim", 0)
     before = [shape_of(n)[dim] for n in operands[: operands.index(shown[-1])]]  # type: ignore[index]
     if not all(isinstance(n, int) for n in (*before, *whole.stride())):
         return None
-    place = _place(user, dim, sum(before), shown)  # type: ignore[arg-type]
+    place = _place(cat, dim, sum(before), shown)  # type: ignore[arg-type]
     return place if place is not None and place.offset % BOUNDARY == 0 else None
 
 

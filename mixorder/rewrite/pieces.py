@@ -17,8 +17,9 @@ import torch
 from torch.fx import Node
 
 from ..region.layouts import is_read_as_stated
-from ..region.nodes import argument, fake, unviewed
+from ..region.nodes import argument, fake, operands, unviewed
 from ..region.padding import PRODUCTS
+from ..region.parts import part_of
 from ..region.space_analysis import takes_operands
 
 aten = torch.ops.aten
@@ -64,6 +65,14 @@ def pieces_of(node: Node) -> Pieces | None:
         return None
     computed = (p.source for p in found.all if isinstance(p.source, Node))
     return found if len(found.all) > 1 and any(takes_operands(unviewed(n)) for n in computed) else None
+
+
+def shared_pieces(node: Node) -> list[Node]:
+    """The operands of a `cat` that others read as well, and that a kernel can copy to their place, beside
+    those that loops compute; none for any other node."""
+    if node.target is not aten.cat.default or not any(takes_operands(unviewed(n)) for n in operands(node)):
+        return []
+    return [n for n in operands(node) if len(n.users) > 1 and part_of(node, [n])]
 
 
 def piece_at(node: Node) -> Piece | None:

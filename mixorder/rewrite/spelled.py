@@ -43,7 +43,7 @@ from ..region.nodes import (
 from ..region.sizes import product
 from ..region.tile import is_within_tile
 from ..region.walk import by_position, closure, position
-from .pieces import Piece, Pieces, piece_at, pieces_of
+from .pieces import Piece, Pieces, piece_at, pieces_of, shared_pieces
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _OF_ROWS = {
@@ -93,6 +93,8 @@ class Spelling:
         for node in reversed(nodes):
             if (pieces := pieces_of(node)) is not None:
                 _of_pieces(self.one(*by_position({*pieces.inside, node})), pieces)
+            elif shared := shared_pieces(node):
+                _of_copies(self.one(node), shared)
 
     def one(self, *nodes: Node) -> _Spelled:
         self.found.append(found := _Spelled(self.graph, nodes))
@@ -195,6 +197,14 @@ def _of_pieces(one: _Spelled, found: Pieces) -> None:
     one.joins = False
     operands = [_operand(one, piece, found.dim) for piece in found.all]
     one.respell(aten.cat.default, operands, found.dim)
+
+
+def _of_copies(one: _Spelled, shared: Sequence[Node]) -> None:
+    """Copy pieces of a `cat` that others read as well before it takes them."""
+    ((target, (pieces, *args), kwargs, _),) = one.before
+    one.joins = False
+    copies = {piece: one.add(aten.clone.default, piece) for piece in shared}
+    one.respell(target, [copies.get(n, n) for n in pieces], *args, **kwargs)  # type: ignore[union-attr]
 
 
 def _of_piece(one: _Spelled, piece: Piece) -> None:

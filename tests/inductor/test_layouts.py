@@ -71,3 +71,10 @@ def test_a_result_without_an_aligned_place_has_a_buffer_of_its_own(found: dict[s
     main = found[f"{name} False"]["launches"][0]
     tensors = [argument for argument in main[1] if isinstance(argument, list)]
     assert [[37, 20], [20, 1], 0] in tensors[2:]
+
+
+def test_pieces_that_others_read_as_well_are_written_to_their_places(found: dict[str, Any]) -> None:
+    main = found["read_elsewhere False"]["launches"][0]
+    tensors = [argument for argument in main[1] if isinstance(argument, list)]
+    for place in ([[37, 32], [64, 1], 0], [[37, 32], [64, 1], 32], [[37, 32], [32, 1], 0]):
+        assert place in tensors[2:]

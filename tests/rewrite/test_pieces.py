@@ -107,6 +107,20 @@ def test_pieces_are_spelled_as_a_cat_and_back(how: str) -> None:
     assert snapshot(graph) == before
 
 
+def test_a_piece_that_others_read_is_copied_first_where_a_kernel_can_write_its_place() -> None:
+    def function(a: Any, b: Any, x: Any) -> Any:
+        return torch.cat([a.neg(), x, b.neg()], 1), torch.cat([b.neg(), x], 1), x @ x.t()
+
+    graph = traced(function, ((8, 16), bf16), ((8, 4), bf16), WHOLE)
+    before, spelling = snapshot(graph), Spelling(graph)
+    spelling.begin()
+    (copy,) = (n for n in graph.nodes if n.target is aten.clone.default)
+    ((cat, *none),) = (list(copy.users),)
+    assert [n is copy for n in cat.args[0]] == [False, True, False] and not none
+    spelling.end()
+    assert snapshot(graph) == before
+
+
 @pytest.mark.parametrize("how", LEFT)
 def test_what_is_no_matter_of_pieces_is_left(how: str) -> None:
     graph, _ = graph_of(LEFT[how])
