@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import graphs
 import pytest
+import torch
 from devices import H200
-from graphs import f32
+from graphs import bf16, f32, traced
 from offline import TARGETS, Known, compiled, needs_a_compiler, spilled
+from torch.fx import Graph
 
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
@@ -20,6 +23,19 @@ from mixorder.report import RegionRecord
 from mixorder.schedule.device import DeviceInfo
 from mixorder.strategies.slabs import SLABS
 
+FULL = ((32, 64, 64, 64), bf16)
+
+
+def branches() -> Graph:
+    """Five batch norms of one gradient, channels first. A sum of each row's element takes registers."""
+
+    def function(dy: Any, w: Any, mean: Any, rstd: Any, *xs: Any) -> Any:
+        one = torch.ops.aten.native_batch_norm_backward
+        return [one(dy, x, w, None, None, mean, rstd, True, 1e-5, [True] * 3) for x in xs]
+
+    return traced(function, FULL, *[((64,), f32)] * 3, *[FULL] * 5)
+
+
 GRAPHS = {
     "group": functools.partial(graphs.group_norm_backward, 8, 4096, 320, 32),
     "groups of 10 in float32": functools.partial(graphs.group_norm_backward, 8, 1023, 40, 4, f32),
@@ -28,6 +44,7 @@ GRAPHS = {
     "group, of any batch": functools.partial(graphs.group_norm_backward, 8, 4096, 320, 32, symbolic=True),
     "batch of any size": functools.partial(graphs.batch_norm_backward, 401408, 64, symbolic=True),
     "batch, 13 channels": functools.partial(graphs.batch_norm_backward, 100003, 13),
+    "branches": branches,
     "statistics": functools.partial(graphs.group_norm_forward, 8, 4096, 320, 32),
     "statistics of groups of 10": functools.partial(graphs.group_norm_forward, 8, 1023, 40, 4, f32),
 }
