@@ -31,7 +31,7 @@ from ..ir.reductions import AMAX
 from ..schedule.plan import Plan
 from ..transform.cooperative import MAILBOX, slots_of
 from .exchange import POLLS, Record, carried, word
-from .exchange_phases import floating, phases_of
+from .exchange_phases import floating, phases_of, without_effect
 from .programmatic_launch import PROGRAM
 from .source import KernelSource
 from .writer import TileDim, Writer, filler, of_rows
@@ -77,7 +77,8 @@ class _CooperativeKernel:
         self.exchanged = [r for phase in self.phases for group in phase.groups for r in group]
         self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
         self.writer.held = self._held()
-        self.writer.has_every_row = not self.ragged and len(self.phases) == 1
+        if not self.ragged and len(self.phases) == 1:
+            self.writer.idle = set(self.accumulators)
 
     def written(self, label: str) -> KernelSource:
         plan, writer, code = self.plan, self.writer, self.code
@@ -334,7 +335,8 @@ class _CooperativeWriter(Writer):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.held: dict[str, _Held] = {}  # by the names of the values
-        self.has_every_row = False  # in each turn of the loop
+        # Accumulations that add zero where there is no row, if there are such places at all.
+        self.idle = without_effect(self.nest, self.dims[0].symbol)
         self.floating = floating(self.nest, self.dims[1].symbol)
 
     def reduce(self, stmt: Reduce) -> None:
@@ -358,7 +360,7 @@ class _CooperativeWriter(Writer):
         return name
 
     def masked_dims(self, stmt: PartialAccumulate) -> tuple[TileDim, ...]:
-        return () if self.has_every_row else self.reduced_dims(stmt)
+        return () if stmt in self.idle else self.reduced_dims(stmt)
 
     def folds(self, stmt: PartialAccumulate) -> bool:
         return True

@@ -40,6 +40,11 @@ class ReductionKind:
         """Whether the programs of a cooperative kernel can combine their parts of it, in float32."""
         return self.ptx is not None
 
+    @property
+    def ignores_zero(self) -> bool:
+        """Whether combining with zero changes nothing."""
+        return self.identity == 0
+
     def accumulates_in(self, stored: torch.dtype) -> torch.dtype:
         """The accumulator's dtype for a result that the graph states as `stored`.
 
