@@ -161,3 +161,11 @@ def test_a_finalisation_holds_the_partials_of_any_split_size(split_size: int, de
     held = (1 << (schedule.splits - 1).bit_length()) * schedule.second.block
     assert held <= device.registers
     assert schedule.splits == min(-(-262_144 // split_size), device.registers // 8)
+
+
+def test_programs_with_a_single_tile_go_row_by_row_and_load_nothing_ahead() -> None:
+    """Where there are more of them than fit at once: their loads hide one another's."""
+    work = row_facts(2, 512, load_bytes=13, words=6, item_bytes=4)
+    many, few = (choose(dataclasses.replace(work, batch=batch), H200) for batch in (4096, 16))
+    assert (many.tile_rows, many.launch.num_stages, many.splits) == (1, 1, 1)
+    assert few.launch.num_stages > 1
