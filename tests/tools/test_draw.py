@@ -133,13 +133,13 @@ def test_duels_from_end_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(torch.version.cuda is not None, reason="needs a CPU build of torch")
-def test_programs_are_traced_and_timed(tmp_path: Path) -> None:
-    names = ("spellings/rms/0@8", "spellings/rms/7@8")
-    done = drawn("--names", *(f"{name}:bf16" for name in names), "--out", str(tmp_path), "--seconds", "300")
+def test_a_program_is_traced_and_timed(tmp_path: Path) -> None:
+    name = "spellings/rms/7@8"
+    done = drawn("--names", f"{name}:bf16", "--out", str(tmp_path), "--seconds", "300")
     assert done.returncode == 0, done.stderr + done.stdout
     duels = [records[-1] for records in load([tmp_path / "duels.jsonl"])]
     kinds = {(family, kind) for duel in duels for family, _, kind in duel.where}
-    assert kinds == {(name, kind) for name in names for kind in ("forward", "backward")}
+    assert kinds == {(name, kind) for kind in ("forward", "backward")}
     assert any(duel.ours.regions for duel in duels) and all(duel.timed for duel in duels)
 
 
