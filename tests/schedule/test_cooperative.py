@@ -8,12 +8,12 @@ import math
 import pytest
 from devices import A100, B200, H200, RTX, TINY, DeviceInfo
 from graphs import tile_of
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from row_facts import row_facts, with_numbers
 
 from mixorder.errors import Decline, DeclineReason
-from mixorder.schedule.cooperative import MAX_DEPTH, MAX_PARTS, MOST_LATE_BYTES, WARPS_PER_SM
+from mixorder.schedule.cooperative import MAX_DEPTH, MAX_PARTS, WARPS_PER_SM
 from mixorder.schedule.cooperative import choose as choose_shared
 from mixorder.schedule.facts import ALIGNMENT, RowFacts
 from mixorder.schedule.plan import Plan
@@ -40,36 +40,6 @@ def check_schedule(work: RowFacts, device: DeviceInfo, schedule: Plan) -> None:
     staged = per_sm * rows * schedule.lanes * work.loads.staged_bytes * (stages - 1)
     assert stages >= 1 and staged <= device.shared_memory
     assert schedule.second.block <= schedule.lanes
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(
-    rows=st.integers(1, 10**6),
-    cols=st.integers(4096, 2**17),
-    load_bytes=st.integers(2, 12),
-    column_words=st.integers(1, 3),
-    device=st.sampled_from(EXCHANGING),
-)
-@example(1, 131_072, 12, 1, TINY)
-@example(4096, 8193, 4, 2, H200)
-@example(4096, 100_000, 4, 2, H200)
-@example(1_000_000, 50257, 6, 1, RTX)
-@example(2, 8193, 2, 1, A100)
-@example(8192, 5120, 4, 3, B200)
-def test_any_schedule_is_launchable(
-    rows: int, cols: int, load_bytes: int, column_words: int, device: DeviceInfo
-) -> None:
-    held_bytes = load_bytes if column_words == 1 else max(4, load_bytes - MOST_LATE_BYTES)
-    work = row_facts(
-        rows,
-        cols,
-        staged_bytes=load_bytes,
-        carried_bytes=held_bytes,
-        of_columns=column_words,
-        values=max(1, column_words - 1),
-        count=1,
-    )
-    check_schedule(work, device, choose_shared(work, device))
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
