@@ -249,8 +249,8 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
         inner, outers = inner_now, outers_now
         reads = frozenset().union(*(analysis.full_reads(n) for n in inner))
     later = _behind_results(analysis, inner, outers, outer)
-    inner, outers = inner - later, outers - later
-    inner = _of_this_norm(analysis, inner, outer, outers)
+    found, outers = inner - later, outers - later
+    inner = _of_this_norm(analysis, found, outer, outers)
     known = analysis.leaves(outer).union(*(analysis.leaves(n) for n in inner))
     # One that depends on a reduction and reads more belongs to another norm down the residual stream.
     outers = {
@@ -258,7 +258,10 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
         for n in outers
         if n is outer or not analysis.depends_on(n, analysis.inner, set()) or analysis.leaves(n) <= known
     }
-    return by_position(inner), by_position(outers | _of_same_reads(analysis, inner, outers))
+    outers |= _of_same_reads(analysis, inner, outers)
+    # Of two norms with one gradient, both dw are among them: the other norm's sums along rows read the same.
+    alike = {*map(analysis.leaves, outers)}
+    return by_position(n for n in found if n in inner or analysis.leaves(n) in alike), by_position(outers)
 
 
 def _of_same_reads(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node]) -> set[Node]:

@@ -165,6 +165,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[graphs.Spec, ...]]] = {
         lambda x, dy, w: ((p := pair(x, dy))[0], (p[1] * 0.5 + w).to(bf16)),
         (FULL, FULL, WEIGHT),
     ),
+    "two norms of one gradient": (lambda x, y, dy: (*pair(x, dy), *pair(y, dy)), (FULL, FULL, FULL)),
     "row sums in a chain": (in_a_chain, (FULL, FULL)),
     "a checkpointed norm": (checkpointed, (FULL, FULL)),
     "db of a checkpointed norm": (moments_again, (FULL, FULL)),
@@ -222,6 +223,7 @@ reshaped rows. 512x256: sum_1 | sum_2, dy_1 x_1 -> sub sum_2
 a bias gradient. 512x256: sum_1 | sum_2 sum_3, x_1 dy_1 -> sub sum_2 sum_3
 sums of what is read. 512x256: mean | sum_1 sum_2 sum_3 sum_4, a_1 x_1 b_1 -> sub sum_1 sum_2 sum_3 sum_4
 an epilogue. 512x256: sum_1 | sum_2, x_1 dy_1 w_1 -> sub convert_element_type
+two norms of one gradient. 512x256: sum_1 sum_3 | sum_2 sum_4, x_1 dy_1 y_1 -> sub sum_2 sub_1 sum_4
 row sums in a chain. 512x256: amax sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 a checkpointed norm. 512x256: mean mean_1 | sum_1, x_1 dy_1 -> mul_4 sum_1
 db of a checkpointed norm. 512x256: mean mean_1 mean_2 | sum_1 sum_2, dy_1 x_1 -> sum_1 sub_1 sum_2
