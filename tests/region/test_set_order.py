@@ -28,7 +28,7 @@ from mixorder.region.peak_memory import Timeline
 from mixorder.region.region import Region
 
 ORDERS = 5
-CASTS = ("norm_backward", "swiglu_backward", "gelu_delayed", "blocks_both")
+CASTS = ("norm_backward", "gelu_delayed", "blocks_both")
 
 
 FULL = ((1024, 1024), f32)
