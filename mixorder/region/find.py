@@ -81,7 +81,7 @@ def next_region(regions: RegionSearch, taken: Region | Decline | None) -> Region
 
 class _Numbered:
     """Grows and numbers regions: of reductions within a tile first, then over slabs that no pair needs, then
-    of pairs, then of results that are turned, then of outer reductions whose operand is written anyway."""
+    of pairs, then of results that are turned, then of outer reductions that join a pointwise loop."""
 
     def __init__(self, analyses: dict[Size, SpaceAnalysis], joining: Mapping[Node, frozenset[Node]]) -> None:
         self.analyses = analyses
@@ -131,10 +131,10 @@ class _Numbered:
                     yield from self.attempt_in_turn(analysis, _choices(analysis, inner, outer, node), node)
 
     def alone(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
-        """Yield a region for each outer reduction that is in none and whose operand is written anyway, and
-        the cycles that are left."""
+        """Yield a region for each outer reduction that is in none and joins a pointwise loop, and the cycles
+        that are left."""
         for node, analysis in outers:
-            if node in analysis.outer and _source_is_written(analysis, node):
+            if node in analysis.outer and _joins_a_loop(analysis, node):
                 choices = (_companions(analysis, node), [node])
                 yield from self.attempt_in_turn(analysis, (([], outers) for outers in choices), node)
         for node, analysis in outers:
@@ -203,12 +203,14 @@ def _choices(
         yield free, [n for n in outers if n not in early]
 
 
-def _source_is_written(analysis: SpaceAnalysis, outer: Node) -> bool:
-    """Whether an outer reduction reads a tensor that a pointwise loop computes and writes for other users.
+def _joins_a_loop(analysis: SpaceAnalysis, outer: Node) -> bool:
+    """Whether a pointwise loop reads what an outer reduction reads, and writes a tensor for other users: the
+    one that is reduced or another one, such as dx beside the gradient of a scale.
 
-    Fused into that loop, the reduction does not read the tensor again.
+    Fused into that loop, the reduction reads nothing again.
     """
-    if analysis.depends_on(outer, analysis.inner, set()) or not analysis.leaves(outer):
+    reads = analysis.leaves(outer)
+    if not reads or analysis.depends_on(outer, analysis.inner, set()):
         return False  # without leaves it reduces broadcast copies of small tensors
     source = operands(outer)[0]
     others = [user for user in source.users if user is not outer]
@@ -217,9 +219,16 @@ def _source_is_written(analysis: SpaceAnalysis, outer: Node) -> bool:
         others += [user for user in source.users if not is_view(user) or len(user.users) > 1]
     if others and is_made_of_pieces(source) and analysis.is_full(source):
         return analysis.is_written_anyway(source)
-    if not others or not is_pointwise(source) or not analysis.fusible(source):
-        return False
-    return not analysis.recomputed(source) or analysis.is_written_anyway(source)
+    if others and is_pointwise(source) and analysis.fusible(source) and not analysis.recomputed(source):
+        return True
+    reductions = analysis.inner | analysis.outer
+    return any(
+        is_pointwise(n)
+        and analysis.is_written_anyway(n)
+        and analysis.leaves(n) <= reads
+        and not analysis.depends_on(n, reductions, set())
+        for n in _walk_down(analysis, reads, frozenset())
+    )
 
 
 def _companions(analysis: SpaceAnalysis, outer: Node) -> list[Node]:

@@ -173,6 +173,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[graphs.Spec, ...]]] = {
     "heads": (heads, (FULL, FULL)),
     "common axes": (lambda x: (x.sum((2, 3)), x.sum((0, 2, 3)), x * 2), (IMAGE,)),
     "no row sum": (lambda a, b: (product := a * b, product.sum(0)), (((512, 3000), f32),) * 2),
+    "a scale's gradient": (lambda x, dy, w: (dy * w, (dy * x).sum(0)), (FULL, FULL, WEIGHT)),
+    "dx of what the sum does not read": (lambda x, dy, w: (dy * x, (dy * w).sum(0)), (FULL, FULL, WEIGHT)),
+    "dx for a loop": (lambda x, dy, w: ((dy * w).sin().sum(1), (dy * x).sum(0)), (FULL, FULL, WEIGHT)),
+    "dx behind the sum": (lambda x, dy, w: (dy * (s := (dy * x).sum(0)), s), (FULL, FULL, WEIGHT)),
     "pieces for a product": (qkv_gradient(lambda t, m: t @ m), PIECES),
     "pieces for a loop": (qkv_gradient(lambda t, m: t.sin()), PIECES),
     "pieces for nobody": (qkv_gradient(lambda t, m: None), PIECES),
@@ -231,6 +235,10 @@ two pairs. 512x256: sum_1 | sum_2, a_1 b_1 -> sub sum_2; 256x256: sum_3 | sum_4,
 heads. row 128 x batch 4 x column 256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 common axes. row 16 x batch 6 x common 140: sum_1 | sum_2, x_1 -> sum_1 sum_2 mul
 no row sum. 512x3000: - | sum_1, a_1 b_1 -> mul sum_1
+a scale's gradient. 512x256: - | sum_1, dy_1 w_1 x_1 -> mul sum_1
+dx of what the sum does not read. nothing
+dx for a loop. 512x256: sum_1 | sum_2, dy_1 w_1 x_1 -> sum_1 sum_2
+dx behind the sum. nothing
 pieces for a product. 128x192: - | sum_1, q_1 k_1 v_1 -> cat sum_1
 pieces for a loop. nothing
 pieces for nobody. nothing
