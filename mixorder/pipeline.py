@@ -52,7 +52,7 @@ from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
 from .region.region import Region
 from .report import Dump, declined, finished, fused
-from .rewrite.rewrite import replace
+from .rewrite.rewrite import copy_parts, replace
 from .rewrite.sizes import sizes_from_inputs
 from .rewrite.spelled import Spelling, add_mask
 from .runner import Runner
@@ -84,6 +84,7 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
             return _run(graph, search, options, setting)
         finally:
             _or_warn(runner, spelling.end)
+            _or_warn(runner, functools.partial(runner.step, "rewrite", copy_parts, graph))
 
 
 def mark_joint(graph: Graph, options: Options) -> bool:

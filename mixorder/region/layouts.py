@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ..inductor.graphs import takes_any_strides, takes_stated_strides
 from ..inductor.tensors import tree_leaves
-from .gathers import COPIES, is_gather_view
+from .gathers import COPIES, VIEWS, is_gather_view
 from .nodes import fake, is_pair, is_view, readers, shape_of, shows, size_of, unviewed
 from .sizes import Size
 from .space_analysis import takes_operands
@@ -87,8 +87,8 @@ def update_views(node: Node) -> None:
 
 
 def is_strided(node: Node) -> bool:
-    """Whether a node is its operand with other strides; a pair of results is not."""
-    return (is_view(node) and not is_pair(node)) or node.target is aten.permute.default
+    """Whether a node is its operand, or a part of it, with other strides; a pair of results is not."""
+    return (is_view(node) and not is_pair(node)) or node.target in VIEWS
 
 
 def _viewed(view: Node, val: torch.Tensor) -> torch.Tensor:

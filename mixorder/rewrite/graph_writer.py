@@ -182,6 +182,12 @@ class GraphWriter:
             self.graph.erase_node(node)
 
 
+def is_launched(node: Node) -> bool:
+    """Whether a node is a result of a Triton kernel."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, Node) and source.target is triton_kernel_wrapper_functional
+
+
 def _source_of(nodes: tuple[Node, ...]) -> NodeSource:
     """The source nodes in Inductor's comment above a launch. The comment prints the name of one node, so that
     name lists them all; `from_node` has each of them for provenance tracking."""

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch.fx import Graph, Node
 
 from ..codegen.source import KernelSource
+from ..inductor.tensors import is_dense, tracing
 from ..ir.program import BufferRole, LoopProgram
 from ..region.effects import between, has_effect
-from ..region.layouts import update_views
-from ..region.nodes import leaves_the_graph
+from ..region.layouts import is_strided, update_views
+from ..region.nodes import leaves_the_graph, unviewed
 from ..region.placement import moved
 from ..region.region import Region
-from .graph_writer import GraphWriter
+from .graph_writer import GraphWriter, is_launched
+
+aten = torch.ops.aten
 
 
 def replace(
@@ -70,6 +74,27 @@ def replace(
         if not node.users:
             graph.erase_node(node)
     return dict(zip(region.outputs, results, strict=True))
+
+
+def copy_parts(graph: Graph) -> None:
+    """Copy parts of kernels' results, such as of the gradient of a `cat`, that lie in these with gaps, for
+    the gradients of convolutions. PyTorch does so again for each of the two that a convolution has. All else
+    reads the result, which another part may need as long: the copy is free earlier."""
+    for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        part, transposed, wanted = node.args[0], node.args[7], node.args[10]
+        if transposed or not all(wanted[:2]) or not is_launched(unviewed(part, is_strided)):
+            continue
+        val = part.meta["val"]
+        if is_dense(val):
+            continue
+        with tracing(val.fake_mode):
+            val = aten.clone.default(val)
+        users = [user for user in part.users if user.target is node.target and user.args[0] is part]
+        with graph.inserting_after(part):
+            copy = graph.call_function(aten.clone.default, (part,))
+        copy.meta.update(part.meta, val=val)
+        for user in users:
+            user.replace_input_with(part, copy)
 
 
 def sink(nodes: Sequence[Node], last: Node) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..inductor.graphs import TWO_MASKS, mark_two_masks, triton_kernel_wrapper_functional
+from ..inductor.graphs import TWO_MASKS, mark_two_masks
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX, SUM
 from ..region.nodes import (
@@ -44,6 +44,7 @@ from ..region.nodes import (
 from ..region.sizes import product
 from ..region.tile import is_within_tile
 from ..region.walk import by_position, closure, position
+from .graph_writer import is_launched
 from .pieces import Piece, Pieces, piece_at, pieces_of, shared_pieces
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -168,7 +169,7 @@ class _Spelled:
     def _arguments(self, alive: set[Node]) -> list[tuple[Any, Any]] | None:
         """The arguments of the nodes if they are restored, of what a region may have computed. None if some
         node was taken, a kernel writes an operand to its place, or an operand now comes too late."""
-        if not alive.issuperset(self.read) or any(map(_is_launched, self.node.all_input_nodes)):
+        if not alive.issuperset(self.read) or any(map(is_launched, map(unviewed, self.node.all_input_nodes))):
             return None
         now = {
             a: b for one, before in self.read.items() for a, b in zip(before, _read_by(one.args), strict=True)
@@ -187,11 +188,6 @@ def _read_by(args: Any) -> list[Node]:
     found = list[Node]()
     torch.fx.map_arg(args, found.append)
     return found
-
-
-def _is_launched(operand: Node) -> bool:
-    source = unviewed(operand)
-    return source.target is operator.getitem and source.args[0].target is triton_kernel_wrapper_functional  # type: ignore[union-attr]
 
 
 def _of_pieces(one: _Spelled, found: Pieces) -> None:

@@ -250,6 +250,29 @@ def test_a_gradient_lies_as_what_it_is_computed_from(
     assert [g.stride() for g in ours] == [g.stride() for g in unfused(module, x, dy)]
 
 
+class Skip(nn.Module):
+    """A skip behind a convolution, in front of a group norm and another one, as in a U-Net."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(channels, 2 * channels, 1), nn.Conv2d(3 * channels, channels, 1)
+        self.norm = nn.GroupNorm(8, 3 * channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([self.first(x), x], 1)
+        return self.last(nn.functional.silu(self.norm(y.contiguous())))
+
+
+def test_a_gradient_of_which_parts_are_read_lies_as_what_it_is_computed_from() -> None:
+    torch.manual_seed(7)
+    module = randomised(Skip(16), f32).to(memory_format=torch.channels_last)
+    x, dy = (lying((3, 16, 12, 9), f32, True) for _ in range(2))
+    ours, (one,) = of_slabs(module, x, dy)
+    full = [b for b in one.loops.buffers if b.numel == 3 * x.numel()]
+    assert len(full) == 3 and all(1 in b.stride[1:3] for b in full), [b.stride for b in full]
+    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // 16)
+
+
 @pytest.mark.parametrize(
     ("shape", "active", "dtype"), [((2, 20, 7, 24), True, bf16), ((1, 9, 31, 10), False, f32)]
 )

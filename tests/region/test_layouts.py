@@ -75,7 +75,9 @@ READERS: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
     "an operator": (lambda t: t.cumsum(0), True),
     "an operator, behind a view": (lambda t: t.unsqueeze(0).cumsum(1), True),
     "a view that would be a copy": (lambda t: t.view(-1).cos(), False),
+    "an operator, of a part": (lambda t: t[:, :16].cumsum(0), True),
     "the caller": (lambda t: t, False),
+    "the caller, of a part": (lambda t: t[:, :16], False),
     "the caller, behind a view": (lambda t: t.unsqueeze(0), False),
     "places in memory": (lambda t: t.as_strided((48,), (1,)).cos(), False),
 }

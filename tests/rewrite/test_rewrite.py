@@ -18,6 +18,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Mod
 
 from mixorder.region.nodes import fake, size_of
 from mixorder.rewrite.graph_writer import GraphWriter
+from mixorder.rewrite.rewrite import copy_parts
 
 aten = torch.ops.aten
 FULL = ((512, 256), f32)
@@ -166,3 +167,35 @@ def test_a_size_is_computed_from_the_sizes_of_inputs() -> None:
     made = writer.size(Max(1, FloorDiv(rows, 3) + Mod(7 - Mod(rows, 7), 7)))
     assert made.meta["val"].node.hint == 512 // 3 + (7 - 512 % 7) % 7  # type: ignore[union-attr]
     graph.lint()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("wanted", [(True, True, False), (False, True, False)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_part_that_a_convolution_copies_twice_is_copied_once(
+    dim: int, wanted: tuple[bool, bool, bool], transposed: bool
+) -> None:
+    """Two convolutions read the copy, a sum does not. A part of the batch has no gaps."""
+
+    def function(x: Any, dy: Any, y: Any, w: Any) -> Any:
+        dx, dw = pair(x, dy)
+        part = dx.view(4, 8, 16, 256).permute(0, 3, 1, 2).narrow(dim, 0, (2, 128)[dim])
+        how = (1, 1), (0, 0), (1, 1), transposed, (0, 0), 1, wanted
+        both = [aten.convolution_backward(part, one, w, None, *how)[1] for one in (y, y.cos())]
+        return *both, part.sum((0, 2, 3)), part, dw
+
+    batch, channels = (2, 256) if dim == 0 else (4, 128)
+    graph = traced(function, FULL, FULL, ((batch, channels, 8, 16), f32), ((channels, channels, 1, 1), f32))
+    assert fuse(graph) == 1
+    copy_parts(graph)
+    graph.lint()
+    found = calls(graph, aten.clone.default)
+    assert len(found) == (dim == 1 and all(wanted[:2]) and not transposed)
+    for copy in found:
+        (part,) = copy.all_input_nodes
+        first, second = copy.users
+        assert first.target is second.target is aten.convolution_backward.default
+        assert first.args[0] is second.args[0] is copy
+        assert aten.sum.dim_IntList in {user.target for user in part.users}
+        assert part in output_args(graph) and not part.meta["val"].is_contiguous()
+        assert copy.meta["val"].is_contiguous(memory_format=torch.channels_last)
