@@ -337,7 +337,6 @@ OTHERS = {
     "PReLU, a weight per channel": Case(lambda *s: nn.PReLU(s[-1]), MATRIX, pairs((0, 1))),
     "PReLU, one weight": Case(lambda *s: nn.PReLU(), STAR, pairs((0, 1))),
     "StarReLU": Case(lambda *s: StarReLU(), STAR, pairs((0, 2))),
-    "softmax with temperature": Case(lambda *s: Temperature(1), TOKENS, pairs((1, 1))),
     "softmax with a temperature per head": Case(
         lambda b, h, rows, cols: Temperature(h, 1, 1), LOGITS, per_head
     ),
