@@ -15,8 +15,9 @@ is. What no region takes is spelled as it was at the end.
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,13 +78,14 @@ class Spelling:
         found = {n: root for n in nodes if (root := _reduced_root(n))}
         roots = {root for root, _ in found.values() if not is_permutation(root)}
         others = [_unpermuted_dims(n, root) for n, (root, _) in found.items()]
+        above = functools.cache(_above)  # of a deep network's residual stream, all layers
         some = {n: what for n in nodes if (what := reduced(n)) and len(what.dims) < len(what.shape)}
         for node in nodes:
             if node.meta.get(TWO_MASKS) and all(n.op == "call_function" for n in operands(node)):
                 _by_value(self.one(node))
             elif (kept := _columns(node)) is not None:
                 _by_columns(self.one(node), kept)
-            elif (dims := _added_first(node, some)) is not None:
+            elif (dims := _added_first(node, some, above)) is not None:
                 _add_first(self.one(node), dims)
             elif (piece := _piece(node)) is not None:
                 _by_pairs(self.one(node), *piece)
@@ -279,17 +281,19 @@ def _by_columns(one: _Spelled, kept: int) -> None:
     one.respell(target, one.add(_OF_ROWS[target], source, dims, True), *args, **kwargs)  # type: ignore[index]
 
 
-def _added_first(node: Node, some: Mapping[Node, Reduced]) -> list[int] | None:
+def _added_first(
+    node: Node, some: Mapping[Node, Reduced], above: Callable[[Node], set[Node]]
+) -> list[int] | None:
     """The dims that are added up first by a node that adds up all elements; None for any other node. Those
     that another reduction of the same tensors keeps, rather the last one of them; otherwise leading ones."""
     what = reduced(node) if node.target in _SUMS else None
     if what is None or len(what.dims) < len(what.shape):
         return None
-    every, above, found = range(len(what.shape)), _above(operands(node)[0]), list[list[int]]()
+    every, own, found = range(len(what.shape)), above(operands(node)[0]), list[list[int]]()
     for other, over in some.items():
         kept = [d for d in every if d not in over.dims]
         alike = over.shape == what.shape and product(tuple(what.shape[d] for d in kept)) != 1
-        if alike and not above.isdisjoint(_above(operands(other)[0])):
+        if alike and not own.isdisjoint(above(operands(other)[0])):
             found.insert(0 if every[-1] in kept else len(found), kept)
     for count in reversed(every[1:] if not found else ()):
         rows, cols = product(what.shape[:count]), product(what.shape[count:])
