@@ -84,7 +84,7 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
             return _run(graph, search, options, setting)
         finally:
             _or_warn(runner, spelling.end)
-            _or_warn(runner, functools.partial(runner.step, "rewrite", copy_parts, graph))
+            _or_warn(runner, functools.partial(copy_parts, graph))
 
 
 def mark_joint(graph: Graph, options: Options) -> bool:

@@ -227,6 +227,7 @@ def _joins_a_loop(analysis: SpaceAnalysis, outer: Node) -> bool:
         and analysis.is_written_anyway(n)
         and analysis.leaves(n) <= reads
         and not analysis.depends_on(n, reductions, set())
+        and outer not in needed_for([n], position(outer))
         for n in _walk_down(analysis, reads, frozenset())
     )
 

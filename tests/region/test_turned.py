@@ -134,7 +134,7 @@ a copy of bytes. nothing
 heads. nothing
 rows of few elements. nothing
 few rows. nothing
-in place. nothing
+in place. 256x512: - | amax, arg0_1 arg1_1 -> convert_element_type_1 amax
 scales of rows. nothing
 a norm. nothing
 blocks of another length. axis-class
