@@ -24,8 +24,8 @@ UNSTAGED_MOST = 1.33
 # warps 354 us, two of 4 223; without a norm 4096, 8192 and 16384 elements 285, 234 and 234 us.
 UNSTAGED_ELEMENTS, UNSTAGED_REGISTERS = 8192, 280
 # Programs of each multiprocessor, from which on nothing is loaded ahead. H200: batch axes of 131072, 4 stages
-# 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510. Nor is anything where each
-# program has a single tile: 4096 of two rows of 512 in fp32, 5 stages 52.3 us, 1 stage 36.1, row by row 25.1.
+# 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510. Programs with a
+# single tile each go row by row: 4096 of two rows of 512 in fp32, 5 stages 52.3 us, 1 stage 36.1, then 25.1.
 MANY_PROGRAMS = 32
 # Warps of a multiprocessor, where many hide what loads take instead of loads ahead, and elements of a thread:
 # of tiles with narrow accesses, and of tiles whose loads lie in different directions. What is narrower than 4

@@ -203,6 +203,7 @@ EDGES: dict[str, Op] = {
 }
 
 # Between a norm and a product, which reads it in memory. An element is where a gradient jumps by chance only.
+# Then, norms of sums and in a row, and factors of one element, whose gradients add up all elements.
 _ACTIVATIONS = {
     "relu": "torch.relu({})",
     "relu6": "F.hardtanh_({} * 3, 0, 6)",
@@ -222,6 +223,8 @@ BETWEEN: dict[str, Op] = {
     for name, text in _ACTIVATIONS.items()
 } | {
     "biased_norm": op(FULL, "full col", "normed({0} + {1}, {1}, {k}, {inner}, {outer}).reshape({0}.shape)"),
+    "one_factor": op(FULL, "full col", "torch.tanh({0}) * ({1}.mean() + 1)"),
+    "temperature": op(FULL, "full col", "torch.softmax({0} * ({1}.mean() + 1), -1)", nonempty=True),
     "three_norms": op(FULL, "full col", "chained({0}, {1}, m, {k}, {inner}, {outer})", most_cols=600),
 }
 
