@@ -12,10 +12,10 @@ from torch._inductor.compile_fx import _recursive_post_grad_passes as with_graph
 from torch._inductor.compile_fx import fake_tensor_prop
 from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
 from torch._inductor.virtualized import V
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from .graphs import mark_donated
-from .tensors import detect_fake_mode
+from .tensors import detect_fake_mode, is_dense
 
 __all__ = ["post_grad_passes", "with_graphs_inside"]
 
@@ -70,10 +70,50 @@ def with_strides(gm: GraphModule, inputs: Sequence[Any]) -> None:
 def run_by_node(gm: GraphModule, called: Callable[[], object] = lambda: None) -> Callable[[list[Any]], Any]:
     """A callable that AOTAutograd accepts as a compiled graph. It calls `called`, then runs the graph
     node by node and frees its arguments."""
+    computed = [node for node in gm.graph.nodes if node.op == "call_function"]
+    orders = {node: order for node in computed if (order := _order(node.meta.get("val"))) is not None}
 
     def call(args: list[Any]) -> Any:
         called()
-        return torch.fx.Interpreter(gm).boxed_run(args)
+        return _AsStated(gm, orders).boxed_run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def _order(val: Any) -> list[int] | None:
+    """The dims of a dense tensor from the largest stride to the smallest one; None for any other value. Asks
+    nothing of symbolic sizes, whose hints decide."""
+    if not isinstance(val, torch.Tensor):
+        return None
+    shape, strides = ([_hint(n) for n in of] for of in (val.shape, val.stride()))
+    if 0 in strides or not is_dense(torch.empty_strided(shape, strides, device="meta")):
+        return None
+    return sorted(range(len(shape)), key=lambda d: -strides[d])
+
+
+def _hint(n: int | torch.SymInt) -> int:
+    """A number, or the hint of a symbolic one; 0 for those by which strides do not tell dims apart."""
+    if isinstance(n, int):
+        return n
+    hint = n.node.hint
+    return int(hint) if hint is not None and hint > 1 else 0
+
+
+class _AsStated(Interpreter):
+    """Results lie as the graph states: in these strides Inductor gives them to kernels. Eager operators give
+    others than those with fake tensors, such as for the product of an expanded tensor and a transposed one.
+
+    `orders`: the `_order` of each dense result.
+    """
+
+    def __init__(self, gm: GraphModule, orders: dict[Node, list[int]]) -> None:
+        super().__init__(gm)
+        self.orders = orders
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        order = self.orders.get(n)
+        if order is None or (moved := result.permute(order)).is_contiguous():
+            return result
+        return moved.contiguous().permute([*map(order.index, range(len(order)))])
