@@ -159,8 +159,8 @@ class _CooperativeKernel:
     def anchor(self) -> None:
         """A load that is always masked off, in the layout of the tiles. A reduction that depends on no load
         over columns would otherwise have the layout of its mailbox store, with a row per thread."""
-        full = (s for s in self.nest.body if isinstance(s, Load | Store) and len(self.writer.varies(s)) == 2)
-        pointer = self.writer.pointer(next(full).buffer)
+        moves = (s for s in self.nest.body if isinstance(s, Load | Store))
+        pointer = self.writer.pointer(max(moves, key=lambda s: len(self.writer.varies(s))).buffer)
         self.code.writeline(f"anchor = tl.load({pointer} + {self.y.symbol}, {PROGRAM} < 0, other=0)")
 
     def rows(self, phase: int) -> None:
