@@ -45,8 +45,11 @@ def check_case(
         assert order(mine) == order(theirs), (mine.shape, mine.stride(), theirs.stride())
     # A kernel rounds at other places; a chain of matmuls adds an error of the stored dtype.
     noise = max(torch.finfo(dtype).eps / 4, torch.finfo(f32).eps)
-    for mine, theirs in zip(relative_errors(results, exact), relative_errors(plain, exact), strict=True):
-        assert mine <= 1.25 * theirs + noise
+    errors = relative_errors(results, exact), relative_errors(plain, exact)
+    for mine, theirs, truth in zip(*errors, exact, strict=True):
+        # The error of each of a few sums is that of all terms, which may add up to less.
+        cancelled = 8 if truth.numel() <= 4 else 1
+        assert mine <= 1.25 * theirs + cancelled * noise
         assert theirs < (0.1 if dtype == bf16 else 1e-4)  # else the reference is one of something else
 
 

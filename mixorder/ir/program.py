@@ -66,7 +66,7 @@ class Buffer:
     `over`: the input whose memory an output reuses, after the input's last read. `offset`: elements of its
     storage before its first one. `widened`: its dtype is wider than the graph states; its readers round it.
     `fill`: the value of every element before the launch; None if it does not matter. `read_again`: a later
-    kernel reads it as well.
+    kernel reads it as well. `added_up`: all that the graph does with it is a reduction of all its elements.
     """
 
     name: str
@@ -79,6 +79,7 @@ class Buffer:
     widened: bool = False
     fill: int | None = None
     read_again: bool = False
+    added_up: bool = False
 
     @property
     def pointer(self) -> str:

@@ -45,6 +45,7 @@ from ..ir.reductions import AMAX, ReductionKind
 from ..region.nodes import (
     correction,
     fake,
+    is_added_up,
     is_mean,
     is_moment,
     is_relative_sum,
@@ -172,7 +173,8 @@ class Tracer:
             shape, stride = symbolic(val.shape), symbolic(self.strides(node))
             wider = node in self.region.widened
             dtype = torch.float32 if wider else val.dtype
-            return Buffer(name, role, dtype, shape, stride, offset=offset, widened=wider)
+            added_up = role is BufferRole.OUTPUT and is_added_up(node)
+            return Buffer(name, role, dtype, shape, stride, offset=offset, widened=wider, added_up=added_up)
 
         inputs = [make(name, BufferRole.INPUT, node) for node, name in self._inputs.items()]
         outputs = [make(f"out{i}", BufferRole.OUTPUT, n) for i, n in enumerate(self.region.outputs)]

@@ -2,8 +2,8 @@
 
 It holds all that lowering, scheduling and code generation look at: the nodes in order, with their operands
 by number, and the metadata of every tensor. It holds no names, and nothing of the graph around the region
-but whether a result leaves the graph, which values an operator outside has rounded, which products and sums
-are of one operator, and for a tensor of other strides than row-major, who reads it.
+but whether a result leaves the graph or is added up, which values an operator outside has rounded, which
+products and sums are of one operator, and for a tensor of other strides than row-major, who reads it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from ..inductor.graphs import ROUNDED
 from .layouts import is_free, is_joined, is_read_as_stated, is_row_major
-from .nodes import fake, leaves_the_graph, size_of
+from .nodes import fake, is_added_up, leaves_the_graph, size_of
 from .operators import contracted
 from .region import Region
 from .sizes import Size
@@ -49,7 +49,9 @@ def structural_key(region: Region) -> Hashable | None:
             ),
             tuple(number[n] for n in region.nodes if n.meta.get(ROUNDED)),
             tuple((number[product], number[total]) for product, total in contracted(region)),
-            tuple((number[n], leaves_the_graph(n), is_joined(n, number)) for n in region.outputs),
+            tuple(
+                (number[n], leaves_the_graph(n), is_joined(n, number), is_added_up(n)) for n in region.outputs
+            ),
             tuple(
                 (number[n], is_free(n), is_read_as_stated(n))
                 for n in (*inputs, *region.outputs)

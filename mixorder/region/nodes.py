@@ -286,6 +286,11 @@ def _has_bits_of_another(node: Node) -> bool:
     return bool(node.meta.get(AGAIN)) or (is_relative_sum(node) and is_computed_again(node))
 
 
+def is_added_up(node: Node) -> bool:
+    """Whether all that uses a node reduces all its elements to one."""
+    return all((what := reduced(u)) is not None and len(what.dims) == len(what.shape) for u in node.users)
+
+
 def reduced_tensor(node: Node) -> Node:
     """The tensor that a reduction reduces a view of."""
     return unviewed((operands(node) or [node])[0])

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from ..inductor.graphs import ROUNDED
-from ..region.nodes import fake, size_of
+from ..region.nodes import fake, is_added_up, operands, size_of
 from ..region.region import Region
 from ..region.sizes import Size
 
@@ -73,5 +73,14 @@ def alone(region: Region, hint: Callable[[Any], int]) -> Alone:
         args, kwargs = map_aggregate(node.args, argument), map_aggregate(node.kwargs, argument)
         copies[node] = graph.create_node(node.op, node.target, args, kwargs, f"n{i}")  # type: ignore[arg-type]
         copies[node].meta = {ROUNDED: True} if node.meta.get(ROUNDED) else {}
-    graph.output(tuple(copies[node] for node in region.outputs))
+
+    def result(node: Node) -> Node:
+        """A node's copy, or the sum of all elements that Inductor has in place of one that is added up."""
+        if not is_added_up(node):
+            return copies[node]
+        user = next(iter(node.users))
+        args, kwargs = map_aggregate((user.args[1:], user.kwargs), argument)
+        return graph.call_function(user.target, (copies[operands(node)[0]], *args), kwargs)
+
+    graph.output(tuple(map(result, region.outputs)))
     return Alone(graph, tuple(likes))

@@ -2,7 +2,8 @@
 
 The largest of all elements is the largest of each column's largest: the first step is a reduction over the
 rows, as a pair's outer one, and may be computed where a region has the tensor at hand. The sum of all is that
-of each row's sum: beside a sum of each column, the first step makes a pair. Every other element of a tensor
+of each row's sum, beside a sum of each column, or else that of each column's sum: the first step makes a pair
+or joins a pointwise loop. Every other element of a tensor
 is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
 A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows. What is
 computed of an expanded tensor and permuted is computed of that tensor, permuted and expanded. Of two equal
@@ -14,8 +15,9 @@ is. What no region takes is spelled as it was at the end.
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +56,7 @@ _OF_ROWS = {
     aten.min.default: aten.amin.default,
 }
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)
+COLUMNS, MOST_COLUMNS = 256, 8192  # lanes of a tile; sums that are added up in one more kernel of Inductor's
 _BYTES = (torch.uint8, torch.int8)
 
 
@@ -75,14 +78,15 @@ class Spelling:
         found = {n: root for n in nodes if (root := _reduced_root(n))}
         roots = {root for root, _ in found.values() if not is_permutation(root)}
         others = [_unpermuted_dims(n, root) for n, (root, _) in found.items()]
-        some = [what for what in map(reduced, nodes) if what and len(what.dims) < len(what.shape)]
+        above = functools.cache(_above)  # of a deep network's residual stream, all layers
+        some = {n: what for n in nodes if (what := reduced(n)) and len(what.dims) < len(what.shape)}
         for node in nodes:
             if node.meta.get(TWO_MASKS) and all(n.op == "call_function" for n in operands(node)):
                 _by_value(self.one(node))
             elif (kept := _columns(node)) is not None:
                 _by_columns(self.one(node), kept)
-            elif (dims := _of_rows(node, some)) is not None:
-                _by_rows(self.one(node), dims)
+            elif (dims := _added_first(node, some, above)) is not None:
+                _add_first(self.one(node), dims)
             elif (piece := _piece(node)) is not None:
                 _by_pairs(self.one(node), *piece)
             elif (other := found.get(node)) and _joins(node, other[0], roots, others):
@@ -277,23 +281,37 @@ def _by_columns(one: _Spelled, kept: int) -> None:
     one.respell(target, one.add(_OF_ROWS[target], source, dims, True), *args, **kwargs)  # type: ignore[index]
 
 
-def _of_rows(node: Node, some: Sequence[Reduced]) -> list[int] | None:
-    """The dims that another reduction of a tensor of this shape keeps, among them the last one, of a node
-    that adds up all elements; None for any other node."""
+def _added_first(
+    node: Node, some: Mapping[Node, Reduced], above: Callable[[Node], set[Node]]
+) -> list[int] | None:
+    """The dims that are added up first by a node that adds up all elements; None for any other node. Those
+    that another reduction of the same tensors keeps, rather the last one of them; otherwise leading ones."""
     what = reduced(node) if node.target in _SUMS else None
     if what is None or len(what.dims) < len(what.shape):
         return None
-    every = range(len(what.shape))
-    over_rows = (other.dims for other in some if other.shape == what.shape and every[-1] not in other.dims)
-    kept = ([d for d in every if d not in dims] for dims in over_rows)
-    return next((dims for dims in kept if product(tuple(what.shape[d] for d in dims)) != 1), None)
+    every, own, found = range(len(what.shape)), above(operands(node)[0]), list[list[int]]()
+    for other, over in some.items():
+        kept = [d for d in every if d not in over.dims]
+        alike = over.shape == what.shape and product(tuple(what.shape[d] for d in kept)) != 1
+        if alike and not own.isdisjoint(above(operands(other)[0])):
+            found.insert(0 if every[-1] in kept else len(found), kept)
+    for count in reversed(every[1:] if not found else ()):
+        rows, cols = product(what.shape[:count]), product(what.shape[count:])
+        if rows == 1 or not isinstance(cols, int) or (found and cols > MOST_COLUMNS):
+            break
+        found = [list(range(count))] if cols > 1 else []
+        if cols >= COLUMNS:
+            break
+    return found[0] if found else None
 
 
-def _by_rows(one: _Spelled, dims: list[int]) -> None:
-    """Put the sum of each row, in the dtype that it is added up in, before a node, which adds those up."""
+def _add_first(one: _Spelled, dims: list[int]) -> None:
+    """Put the sum along dims before a node, which casts the sum of those; both in the accumulator's dtype."""
     ((target, (source, *args), kwargs, val),) = one.before
-    of_rows = one.add(aten.sum.dim_IntList, source, dims, True, dtype=SUM.accumulates_in(val.dtype))
-    one.respell(target, of_rows, *args, **{"dtype": val.dtype, **kwargs})
+    dtype = SUM.accumulates_in(val.dtype)
+    sums = one.add(aten.sum.dim_IntList, source, dims, True, dtype=dtype)
+    total = one.add(target, sums, *args, **{**kwargs, "dtype": dtype})
+    one.respell(prims.convert_element_type.default, total, val.dtype)
     one.joins = False
 
 

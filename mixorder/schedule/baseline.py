@@ -7,8 +7,11 @@ column-wise ones; from some sizes on, its own fusion makes one of both. Facts of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
+import sympy
 import torch
 
 from ..inductor.config import fuses_both_orders
@@ -71,13 +74,19 @@ def kernels_of(program: LoopProgram, device: DeviceInfo) -> list[Kernel]:
     """The kernels, in the order of the nests; each nest reads its inputs or, if that is less, values that an
     earlier nest has stored."""
     nests, stored, found = list(program.nests), dict[str, str](), list[Kernel]()
-    if len(nests) == 2 and any(isinstance(s, Reduce) for s in nests[0].statements):
+    if len(nests) == 2:
+        is_pair = any(isinstance(s, Reduce) for s in nests[0].statements)
         own, others = _by_dependence(program, nests[1])
+        together = others if is_pair else own
         nests = [nest for nest in (nests[0], own, others) if nest is not None]
-        if own is not None and _is_mixed(program):
+        if is_pair and own is not None and _is_mixed(program):
             found.append(_mixed(program, (nests[0], own)))
             stored.update(_stores(nests[0]))
             nests = nests[2:]
+        elif together is not None and _is_in_passing(program, nests[0], together, device):
+            found.append(_with_sums(program, nests[0], together, device))
+            stored.update(_stores(nests[0]))
+            nests = [nest for nest in nests[1:] if nest is not together]
     for nest in nests:
         found.append(_kernel(program, nest, stored, device))
         stored.update(_stores(nest))
@@ -101,7 +110,7 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
             divided = is_divided(rows * cols, outside, True, device)
         else:
             divided = is_divided(rows, cols * outside, False, device)
-        sums = sum(row.symbol in s.axes for s in reductions)
+        sums = 0 if _is_of_all(program, nest) else sum(row.symbol in s.axes for s in reductions)
         return Kernel(Kind.COLUMNS, work, blocks, 1 + divided * sums, moves)
     if not reductions:
         return Kernel(Kind.POINTWISE, work, blocks, 1, moves)
@@ -111,6 +120,54 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
     passes = 1 + max(above[s.name] for s in reductions)
     passes += any(isinstance(s, Store) and last.symbol in s.index.free_symbols for s in nest.statements)
     return Kernel(Kind.LOOPED, dataclasses.replace(work, l2=work.l2 * passes), rows * outside, 1, moves)
+
+
+def _is_of_all(program: LoopProgram, nest: Nest) -> bool:
+    """Whether a nest's results are added up further, to sums of all elements. Their second step is Inductor's
+    in any case."""
+    return all(program.buffer(b).added_up for b in _stores(nest).values())
+
+
+def _is_in_passing(program: LoopProgram, first: Nest, sums: Nest, device: DeviceInfo) -> bool:
+    """Whether the kernel of the first nest adds up all elements as well: each row, where the sum needs one of
+    the row; otherwise equal parts of a loop over elements, if they are made of whole dims of its results."""
+    if not _is_of_all(program, sums) or any(isinstance(s, Reduce) for s in first.statements):
+        return _is_of_all(program, sums)
+    shapes = [program.buffer(b).shape for b in _stores(first).values()]
+    known = all(n.is_Integer for shape in shapes for n in shape)
+    return known and all(_is_divided_into(shape, parts_of_all(math.prod(shape), device)) for shape in shapes)
+
+
+def _is_divided_into(shape: Iterable[Any], parts: int) -> bool:
+    """Whether so many equal parts of a tensor are whole dims, and equal parts of the next one."""
+    for n in shape:
+        if parts % n:
+            return n % parts == 0
+        parts //= n
+    return parts == 1
+
+
+def parts_of_all(elements: int, device: DeviceInfo) -> int:
+    """The parts in which Inductor adds up so many elements (`InductorChoices.reduction_split_factor`)."""
+    if elements <= FEW_ALONG[0]:
+        return 1
+    threads = device.num_sm * device.max_threads
+    size, slack = 32, 0
+    if elements > 512 * threads:
+        size, slack = 512, 50
+    elif elements > 32 * threads:
+        size, slack = -(-elements // (256 * (threads // 512))), 30
+    near = min(sympy.divisors(elements), key=lambda n: abs(n - size))
+    return -(-elements // (256 * (max(near, 32) if abs(near - size) < slack else size)))
+
+
+def _with_sums(program: LoopProgram, first: Nest, sums: Nest, device: DeviceInfo) -> Kernel:
+    """The kernel of the first nest that adds up in passing."""
+    kernel = _kernel(program, first, {}, device)
+    own = [s for s in sums.statements if s not in first.statements]
+    moves = accesses(program, sums, own, (TILE, TILE))
+    work = kernel.work + total(program, moves) + computing(program, sums, own)
+    return dataclasses.replace(kernel, work=work, accesses=(*kernel.accesses, *moves))
 
 
 def is_divided(elements: int, results: int, along: bool, device: DeviceInfo) -> bool:

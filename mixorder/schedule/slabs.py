@@ -156,8 +156,9 @@ def _at_once(program: LoopProgram, nest: Nest) -> float:
 
 def _bytes(program: LoopProgram, nest: Nest, kind: type[Load | Store]) -> int:
     """Bytes of an element that loads or stores move along all axes of a nest."""
-    moved = (s for s in nest.accesses([a for a in nest.axes if a.size != 1]) if isinstance(s, kind))
-    return sum(program.buffer(s.buffer).dtype.itemsize for s in moved)
+    every = {axis.symbol for axis in nest.axes if axis.size != 1}
+    moved = (s.buffer for s in nest.body if isinstance(s, kind) and every <= s.index.free_symbols)
+    return sum(program.buffer(name).dtype.itemsize for name in moved)
 
 
 def sizes_of(program: LoopProgram, axes: Iterable[Axis]) -> tuple[int, ...]:

@@ -162,7 +162,8 @@ class _Phases:
         gone = self.last[0].axes if self.last else ()
         kept = tuple(axis for axis in self.axes if axis.symbol not in gone)
         elements, ends = self.divided(self.last, kept)
-        handed = {name: self.workspace(values[name], self.kept) for name in self.needed([*late, *elements])}
+        needed = self.needed([*late, *elements])
+        handed = {name: self.workspace(values[name], self.kept if self.deps[name] else ()) for name in needed}
         rest = [s for s in body if s not in self.sums and not isinstance(s, Store)]
         copies = [Store(*place, Ref(name)) for name, place in handed.items()]
         added_up = [s for one in self.sums for s in totals[one]]
@@ -293,7 +294,7 @@ class _Phases:
     def workspace(self, value: Value, kept: Sequence[Axis], parts: int = 0) -> tuple[str, sympy.Expr]:
         """A new buffer with an element for each index of the axes that are kept, and the index into it.
         `parts`: so many for each part; 0 where there are none."""
-        numel, axes = sympy.prod(axis.size for axis in kept) * (parts or 1), [*kept]
+        numel, axes = sympy.Mul(*(axis.size for axis in kept), parts or 1), [*kept]
         shape: tuple[sympy.Expr, ...] = (NUM_SPLITS, numel) if parts else (numel,)
         if parts:  # inside of an axis of any size, as that is to be no axis' stride
             results = Axis(sympy.S.Zero, sympy.Integer(parts), AxisClass.SPLIT)

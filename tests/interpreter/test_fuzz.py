@@ -128,12 +128,73 @@ SATURATED = dataclasses.replace(
 )
 
 
+# The product of an expanded tensor and a transposed one lies otherwise by eager operators than by fake ones.
+EXPANDED = Program(
+    shape=(1, 3, 3),
+    inner=(2,),
+    outer=(0,),
+    steps=(
+        Step("v0", "one_factor", ("y", "w")),
+        Step("v1", "col_sum", ("y", "v0"), 5),
+        Step("v2", "row_sum", ("y", "v0"), 2),
+        Step("v3", "temperature", ("v0", "v1")),
+    ),
+    outputs=(("v3", "plain"), ("v1", "plain"), ("v2", "plain")),
+    dtype="float16",
+    weight_dtype="float16",
+    layouts=("contiguous", "transposed", "contiguous", "contiguous"),
+    backward=True,
+)
+
+
+# A sum of all elements goes to a tensor with fewer axes than the sums that it was added up from.
+FEWER_AXES = Program(
+    shape=(1, 3, 4, 2),
+    inner=(2, 3),
+    outer=(0, 2, 3),
+    steps=(
+        Step("v0", "col_sum", ("y", "x"), 4),
+        Step("v1", "one_factor", ("y", "v0"), 5),
+        Step("v2", "temperature", ("y", "v0"), 3),
+        Step("v3", "row_sum", ("y", "v1"), 5),
+    ),
+    outputs=(("v0", "plain"), ("v2", "sliced"), ("v3", "plain"), ("v1", "flat")),
+    dtype="float16",
+    layouts=("contiguous", "channels-last", "contiguous", "offset"),
+    backward=True,
+)
+
+
+# Of a single row, which programs share, no tensor has an index along both axes.
+SHARED_ROW = Program(
+    shape=(1, 40, 1),
+    inner=(1,),
+    outer=(0, 1),
+    steps=(
+        Step("v0", "one_factor", ("x", "w"), 3),
+        Step("v1", "col_sum", ("x", "y"), 2),
+        Step("v2", "temperature", ("v0", "v1"), 4),
+        Step("v3", "row_sum", ("y", "v2"), 3),
+    ),
+    outputs=(("v2", "transposed"), ("v1", "plain"), ("v3", "sliced")),
+    dtype="bfloat16",
+    weight_dtype="bfloat16",
+    layouts=("contiguous", "contiguous", "channels-last", "contiguous"),
+    backward=True,
+    strategy="cooperative",
+    seed=1,
+)
+
+
 BUGS = {
     "variance": VARIANCE,
     "no rows": NO_ROWS,
     "copied": COPIED,
     "rounded": ROUNDED,
     "saturated": SATURATED,
+    "expanded": EXPANDED,
+    "fewer axes": FEWER_AXES,
+    "shared row": SHARED_ROW,
 }
 
 

@@ -15,6 +15,7 @@ from graphs import HFRMSNorm, f32, pair, randomised
 from grids import crossed
 from results import RESULTS, aliases
 from running import ON, Tensors
+from support.around import StarReLU, Temperature
 from torch import nn
 
 from mixorder.errors import Decline
@@ -68,6 +69,17 @@ def compare(
         size = float(truth.norm()) + cancelled
         assert my_error <= 1.1 * their_error + 2 * torch.finfo(f32).eps * terms**0.5 * size
     return records
+
+
+class ScaledByColumn(nn.Module):
+    """A learned scale of each column, behind no bias."""
+
+    def __init__(self, cols: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(cols))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * self.weight
 
 
 def apply(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -264,3 +276,36 @@ def test_results_of_symbolic_rows(name: str) -> None:
         assert ours_now.shape == other.shape and ours_now.stride() == other.stride()
         torch.testing.assert_close(ours_now.double(), truth, atol=1e-4, rtol=1e-4)
     assert aliases((*ours, *mine)) == aliases((*eager, *theirs))
+
+
+WHOLE: dict[str, Callable[[torch.Size], nn.Module]] = {
+    "two sums": lambda _: StarReLU(),
+    "one": lambda _: nn.PReLU(),
+    "of columns": lambda shape: nn.PReLU(shape[1]) if len(shape) == 2 else ScaledByColumn(shape[-1]),
+    "beside rows": lambda _: Temperature(1),
+    "a scalar": lambda _: Temperature(),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    "shape", [(37, 60), (1, 60), (61, 1), (2, 9001), (3, 5, 60), (2, 3, 5, 7), (1, 5, 1), (300, 3), (0, 60)]
+)
+def test_sums_of_all_elements(name: str, shape: tuple[int, ...]) -> None:
+    """Alone or beside a sum along each row, they are added up in two steps, or left to Inductor."""
+    x = torch.randn(shape)
+    module = WHOLE[name](x.shape)
+    records = compare(apply, module, (x,), cancelled=float(x.norm()))
+    regions = [r for r in records if isinstance(r, RegionRecord)]
+    assert all(len(r.outer) == (2 if name == "two sums" else 1) for r in regions)
+    is_pair = isinstance(module, Temperature)
+    assert bool(regions) == (x.numel() > shape[-1] and (is_pair or shape[-1] > 1))
+
+
+def test_a_sum_of_all_elements_in_another_order() -> None:
+    for x in (
+        torch.randn(3, 6, 7, 5).permute(0, 3, 1, 2),
+        torch.randn(40, 30).t(),
+        torch.randn(30, 80)[:, ::2],
+    ):
+        compare(apply, StarReLU(), (x,), cancelled=float(x.norm()))

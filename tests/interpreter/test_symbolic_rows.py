@@ -11,6 +11,7 @@ import pytest
 import torch
 from graphs import Block, HFRMSNorm, f32, pair, traced_rows
 from running import ON, Counting, Tensors
+from support.around import StarReLU, Temperature
 from support.effects import watched
 from torch import nn
 from torch._dynamo.utils import counters
@@ -22,6 +23,11 @@ from mixorder.errors import Decline, DeclineReason
 from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.record import as_dict
 from mixorder.report import RegionRecord, collect
+
+
+def after_a_product(module: nn.Module) -> nn.Module:
+    """The product makes the columns static."""
+    return nn.Sequential(nn.Linear(16, 16, bias=False), module)
 
 
 class Concatenated(nn.Module):
@@ -56,6 +62,8 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], list[list[tuple[int, ...]]], l
     "two_leading_dims": (lambda: nn.LayerNorm(16), [[(a, b, 16)] for a, b in ((2, 5), (3, 7), (40, 9))], [2]),
     "heads": (lambda: nn.RMSNorm(16), [[(a, 4, b, 16)] for a, b in ((2, 5), (3, 7), (7, 40))], [3]),
     "sum_of_two": (lambda: Concatenated(16), [[(a, 16), (b, 16)] for a, b in ((5, 3), (7, 2), (9, 11))], [2]),
+    "sums_of_all": (lambda: after_a_product(StarReLU()), [[(n, 16)] for n in (5, 9, 300, 2)], [1]),
+    "temperature": (lambda: after_a_product(Temperature(1)), [[(n, 16)] for n in (5, 9, 300, 2)], [1]),
     "block": (lambda: Block(16), [[(n, 16)] for n in (5, 9, 40)], [1] * 4),
     "block_of_two_dims": (lambda: Block(16, nn.RMSNorm), [[(2, 5, 16)], [(3, 7, 16)], [(4, 9, 16)]], [2] * 4),
 }  # fmt: skip

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import f32, layer_norm_backward, merged, only, pair, traced
+from graphs import bf16, f32, layer_norm_backward, merged, only, pair, traced
 from torch.fx import Graph
 
 from mixorder.inductor import config, versions
 from mixorder.lowering.lower import lower
+from mixorder.rewrite.spelled import Spelling
 from mixorder.schedule.baseline import Kernel, kernels_of
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import BY_ROW, PRICES, instructions_by_node
@@ -60,6 +61,45 @@ def test_sums_that_are_not_float32_are_not_mixed() -> None:
 
     assert kinds(traced(function, (LARGE, f32))) == [("mixed", 2)]
     assert kinds(traced(function, (LARGE, torch.float64))) == [("rows", 1), ("columns", 2)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((16384, 2048), [("pointwise", 1)]),  # 512 parts
+        ((128, 56, 56, 256), [("pointwise", 1)]),
+        ((128, 14, 14, 1280), [("pointwise", 1), ("columns", 1)]),  # 512 parts, and 128 * 14 is no multiple
+        ((128, 197, 3072), [("pointwise", 1), ("columns", 1)]),
+        ((16383, 2047), [("pointwise", 1), ("columns", 1)]),  # no equal parts
+        ((256, 1024), [("pointwise", 1)]),  # 32 parts
+        ((16384, 65536), [("pointwise", 1)]),  # 8192 parts
+    ],
+)
+def test_sums_of_all_elements_are_computed_in_passing(shape: Any, expected: Any) -> None:
+    """Where equal parts of all elements are whole rows. The second step of a sum is Inductor's either way."""
+    assert kinds_of_whole_sums(lambda x, dy: (dy * x, dy.sum(), (dy * x.sin()).sum()), shape) == expected
+
+
+def test_sums_of_all_elements_beside_sums_of_rows() -> None:
+    """A sum that needs those of rows is made of them; Inductor divides any other one by itself."""
+
+    def temperature(x: Any, dy: Any) -> Any:
+        dx = dy - (x * dy).sum(-1, keepdim=True)
+        return dx, (dx * x).sum()
+
+    def scale(x: Any, dy: Any) -> Any:
+        return dy - (x * dy).sum(-1, keepdim=True), (dy * x).sum()
+
+    assert kinds_of_whole_sums(temperature, (16384, 2047)) == [("looped", 1)]
+    assert kinds_of_whole_sums(scale, (512, 1024)) == [("rows", 1), ("columns", 1)]
+
+
+def kinds_of_whole_sums(function: Any, shape: Any) -> list[tuple[str, int]]:
+    spelling = Spelling(graph := traced(function, (shape, bf16), (shape, bf16)))
+    spelling.begin()
+    found = kinds(graph)
+    spelling.end()
+    return found
 
 
 @pytest.mark.parametrize("option", [{"triton.mix_order_reduction": False}, {"cpp_wrapper": True}])

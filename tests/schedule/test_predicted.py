@@ -8,6 +8,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import graphs
 import pytest
@@ -209,3 +210,17 @@ def test_the_parts_of_a_tensor_take_as_long_as_two_tensors() -> None:
     assert [len(record.inputs) for record in (one, other)] == [1, 2]
     assert one.schedule == other.schedule
     assert one.expected == other.expected
+
+
+def test_what_inductor_has_in_one_kernel_is_left_to_it_unless_much_is_saved() -> None:
+    """The gradient of a learned temperature: dx and a sum of all elements, in one pass either way."""
+
+    def temperature(x: Any, y: Any, dy: Any, t: Any) -> Any:
+        of_rows = dy * y - y * (dy * y).sum(-1, keepdim=True)
+        return of_rows * t, (of_rows * x).sum([0, 1], keepdim=True)
+
+    graph = graphs.traced(temperature, *[((16384, 2048), bf16)] * 3, ((1, 1), bf16))
+    with collect() as ends:
+        pipeline.run(graph, dataclasses.replace(WHATEVER, min_numel=1))
+    (end,) = ends
+    assert isinstance(end, Decline) and end.reason is DeclineReason.SLOWER and "at least 30%" in end.detail

@@ -292,6 +292,38 @@ AROUND = {
     "Swin windows": Case(columns(SwinWindows), SWIN, pairs((2, 2), (0, 1))),
 }
 
+
+class StarReLU(nn.Module):
+    """MetaFormer's activation (Yu et al., 2022): the gradients of scale and bias are sums of all elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.bias = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * F.relu(x) ** 2 + self.bias
+
+
+class Temperature(nn.Module):
+    """A softmax with a learned temperature, of all rows or of each head."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x * self.temperature, -1)
+
+
+# Tokens whose number is not a multiple of a power of two: Inductor reads those twice.
+STAR = Shapes((128, 14, 14, 1280), (5, 271, 760), (3, 5, 260))
+LOGITS = Shapes((8, 16, 1024, 1024), (3, 4, 457, 760), (3, 4, 5, 60))
+
+
+def per_head(b: int, h: int, rows: int, cols: int) -> list[Fused]:
+    return [(f"row {b} x batch {h} x row {rows} x common {cols}", 1, 1)]
+
+
 OTHERS = {
     "row and column sums": Case(rows_and_columns("sum"), MATRIX, pairs((1, 1)), training=False),
     "row and column mean, max, min": Case(
@@ -302,4 +334,10 @@ OTHERS = {
     "softmax with bias": Case(columns(SoftmaxWithBias), SOFTMAX, pairs((1, 1))),
     "conv bias and gate": Case(lambda n, c, h, w: ConvBiasAndGate(n, c), CONV, common_axis),
     "Linear, GELU, Linear": Case(columns(GeluMLP), MLP, mlp_bias),
+    "PReLU, a weight per channel": Case(lambda *s: nn.PReLU(s[-1]), MATRIX, pairs((0, 1))),
+    "PReLU, one weight": Case(lambda *s: nn.PReLU(), STAR, pairs((0, 1))),
+    "StarReLU": Case(lambda *s: StarReLU(), STAR, pairs((0, 2))),
+    "softmax with a temperature per head": Case(
+        lambda b, h, rows, cols: Temperature(h, 1, 1), LOGITS, per_head
+    ),
 }
