@@ -17,7 +17,7 @@ from .record import RegionRecord, describe
 from .region import legality
 from .region.key import structural_key
 from .region.layouts import is_free, is_read_as_stated
-from .region.nodes import leaves_the_graph
+from .region.nodes import leaves_the_graph, operands, unviewed
 from .region.partition import (
     lighter,
     partition,
@@ -162,8 +162,12 @@ def _reads_rounded(plan: RegionPlan, whole: RegionPlan) -> bool:
 def _beside_all(plan: RegionPlan, whole: RegionPlan) -> RegionPlan:
     """The plan of a part of `whole` beside Inductor's kernels for all of it: these compute what the part
     reads for each element that needs it. H100, a QK-norm behind rotary embeddings: 100 us, predicted 103, and
-    50 for the part. Only the pieces of a `cat` are computed where they are alone."""
-    if any(node.target is torch.ops.aten.cat.default for node in whole.region.nodes):
+    50 for the part. Only the pieces of a `cat` are computed where they are alone: a part that reads them is
+    for itself, and one that does not is where the whole takes longer than Inductor's kernels."""
+    nodes = set(whole.region.nodes)
+    cats = [n for n in nodes if n.target is torch.ops.aten.cat.default]
+    alone = {*cats, *(unviewed(a) for n in cats for a in operands(n))} & nodes
+    if cats and (not alone <= set(plan.region.nodes) or not _pays(whole)):
         return plan
     return _beside(plan, whole)
 

@@ -190,6 +190,22 @@ def test_few_warps_do_not_compute_sines() -> None:
     assert sum(n.target in (aten.cos.default, aten.sin.default) for n in graph.nodes) == 2
 
 
+def test_what_puts_its_halves_together_reads_sines_as_well() -> None:
+    """The kernel that computes them takes less than Inductor's, and one that reads them takes less still."""
+
+    def function(large: Any, w: Any, x: Any, dy: Any, angle: Any) -> Any:
+        sin, cos = angle.sin(), angle.cos()
+        a, b = dy.chunk(2, -1)
+        dy = torch.cat([b * sin + a * cos, b * cos - a * sin], -1)
+        dx, dw = graphs.pair(x.view(-1, 128), dy.view(-1, 128))
+        return (large @ w @ w).sum(), dx, dw  # the graph holds the most elsewhere
+
+    shape, large = ((128, 2048, 128), f32), ((2**19, 256), bf16)
+    graph = traced(function, large, ((256, 256), bf16), shape, shape, ((2048, 64), f32))
+    record = record_of(graph)
+    assert [t.shape for t in record.inputs].count((2048, 64)) == 2
+
+
 def test_a_table_in_half_precision_is_read_as_it_was_before_it_was_rounded() -> None:
     """A kernel of Inductor's that computes the table rounds none of it between two operators."""
 
