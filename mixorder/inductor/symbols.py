@@ -322,4 +322,6 @@ def _without_outer_remainders(expr: sympy.Expr) -> sympy.Expr:
             return ModularIndexing(inner.args[0], inner.args[1] * by, inner.args[2] // by)
         return FloorDiv(inner, by)
 
+    if not expr.has(ModularIndexing):
+        return expr
     return expr.replace(ModularIndexing, shorter).replace(FloorDiv, divided)

@@ -10,6 +10,8 @@ Takes the FX graph; finds seeds, and grows a `Region` around each. Reads the gra
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import itertools
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
@@ -37,7 +39,7 @@ from .orders import Orders, is_loop
 from .region import Region, Seed
 from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
-from .walk import ancestors, by_position, closure, dependents, following, inside, needed_for, position, sweep
+from .walk import ancestors, by_position, closure, dependents, inside, needed_for, position, sweep
 
 Shapes: TypeAlias = Callable[[Node], tuple[Size, ...] | None]
 LEAST, MOST = 16, 128  # elements of a block along one axis
@@ -207,9 +209,7 @@ class Growth:
 
     def grow(self, name: str) -> Region:
         """The region. Raises `Decline` where it cannot be one kernel."""
-        for node in following(min(self.reads, key=position)):
-            if node.op == "call_function":
-                self.visit(node)
+        self.visit_all()
         _, outputs = used_outside(self.members, lambda n: shows(n) or is_constant(n) or self.stays(n))
         nodes = inside(outputs, self.members)
         reductions = [n for n in nodes if reduction_kind(n) is not None]
@@ -244,6 +244,31 @@ class Growth:
 
     def is_read(self, node: Node) -> bool:
         return any(user in self.members for user in node.users)
+
+    def visit_all(self) -> None:
+        """Visit what may join and what depends on the region, in graph order, until all that is left depends
+        on it through what cannot join, as the layers behind do."""
+        start = min(map(position, self.reads))
+        below = closure(self.reads, lambda n: n.users if n in self.reads or is_loop(n) else ())
+        begins = {*self.above, *self.wanted, *(n for n in below if reduction_kind(n) is not None)}
+        may_join = {n for n in begins if position(n) >= start and n.op == "call_function"}
+        heap = [(position(node), node) for node in may_join]
+        heapq.heapify(heap)
+        queued, known = set(may_join), 0
+        while may_join:
+            at, node = heapq.heappop(heap)
+            may_join.discard(node)
+            self.visit(node)
+            taken = [node, *itertools.islice(self.members, known, None)]  # with what it has pulled
+            known = len(self.members)
+            for one in taken:
+                inside = one in self.members or one in self.pending
+                if inside or one in self.tainted:
+                    new = {u for u in one.users if u.op == "call_function" and position(u) > at}
+                    may_join |= new if inside else set()
+                    for user in new - queued:
+                        queued.add(user)
+                        heapq.heappush(heap, (position(user), user))
 
     def visit(self, node: Node) -> None:
         """Take a node that may be taken, or note that it depends on the region."""
