@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -51,11 +52,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def faster_compiles() -> Iterator[None]:
-    """Dynamo times the guards of a compile, which it only logs, in 25 ms, and collects garbage, in 20 ms."""
+    """Dynamo times the guards of a compile, which it only logs, in 25 ms, and collects garbage, in 20 ms.
+    Torch prints what it compiles, for tlparse, if its log of that has a handler: pytest 9 gives it one."""
     from torch._dynamo import config, guards
+    from torch._logging import _internal
 
     with pytest.MonkeyPatch.context() as patch, config.patch(run_gc_after_compile=False):
         patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
+        patch.setattr(_internal, "trace_log", logging.Logger("without handlers"))
         yield
 
 
