@@ -333,7 +333,9 @@ def main() -> int:
     print(f"{RANKS} processes, {args.backend}, torch {torch.__version__}\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         given = (f"{folder}/store", args.backend, todo, args.steps, started + 0.85 * args.limit)
-        ranks = mp.spawn(rank_main, given, nprocs=RANKS, join=False)
+        mp.set_forkserver_preload(["__main__", "torch._inductor.compile_fx"])  # imported once for all ranks
+        started_by = "forkserver" if args.backend == "gloo" else "spawn"
+        ranks = mp.start_processes(rank_main, given, nprocs=RANKS, join=False, start_method=started_by)
         try:
             while not ranks.join(timeout=0.5):
                 if time.time() > started + args.limit:

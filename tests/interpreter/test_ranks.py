@@ -81,8 +81,10 @@ def rank_main(rank: int, folder: Path, names: Sequence[str]) -> None:
 
 def run_ranks(folder: Path, names: Sequence[str]) -> str:
     """Both ranks, to their end; says how they ended if that was not by themselves."""
-    # A process that has used a GPU, or threads of autograd, cannot be forked.
-    ranks = mp.start_processes(rank_main, (folder, names), nprocs=RANKS, join=False, start_method="spawn")
+    # A process that has used a GPU, or threads of autograd, cannot be forked: one that has only imported is.
+    mp.set_forkserver_preload(["torch._inductor.compile_fx", "mixorder.plugin", __name__])
+    given: Any = (folder, names)
+    ranks = mp.start_processes(rank_main, given, nprocs=RANKS, join=False, start_method="forkserver")
     deadline = time.monotonic() + LIMIT
     try:
         while not ranks.join(timeout=1):
