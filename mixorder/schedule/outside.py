@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch.fx import Node
 
-from ..region.nodes import fake, is_view, operands
+from ..region.nodes import fake, is_view, operands, readers, shows
 from ..region.region import Region
+from ..region.space_analysis import takes_operands
 from ..region.turned import traced_shape
 from ..region.walk import ancestors
 from .device import DeviceInfo
+from .facts import PRICES
 from .kernel_time import TIMES, Kind, Times
 from .work import Work
 
 
 def outside_us(whole: Region, part: Region, device: DeviceInfo, times: Times = TIMES) -> float:
     """Microseconds of the loops that compute what `part` reads and `whole` computes, and of those that write
-    what `whole` wrote. Loops that other nodes need anyway do not count. One kernel writes all tensors of one
-    size."""
-    members = set(whole.nodes)
-    lost = members - set(part.nodes)
-    left = {n for n in lost if all(u in members for u in n.users)} | lost.intersection(whole.outputs)
+    what `whole` wrote. What another operator needs in memory anyway does not count; loops that use it as well
+    would compute it again. One kernel writes all tensors of one size, and computes for each element."""
+    lost = set(whole.nodes) - set(part.nodes)
+    left = {n for n in lost if not _is_stored(n, whole)} | lost.intersection(whole.outputs)
     written = left.intersection((*part.inputs, *whole.outputs))
     if not part.inner:  # Inductor as well has loops that write a result, and others that add it up
         written -= set(part.inputs).intersection(whole.outputs)
@@ -32,8 +34,23 @@ def outside_us(whole: Region, part: Region, device: DeviceInfo, times: Times = T
     if not written:
         return 0.0
     moved = sum(map(_bytes, written | _sources(left, set(part.nodes) - set(part.outputs))))
-    launches = len({_elements(n) for n in written})
-    return times.launch_us * launches + times.us(Kind.POINTWISE, Work(moved, moved), device)
+    sizes: dict[int, set[Node]] = {}
+    for node in written:
+        made = _made_of(node, lost)
+        sizes.setdefault(max(map(_elements, made)), set()).update(made)
+    computed = sum(size * sum(map(_instructions, nodes)) for size, nodes in sizes.items())
+    return times.launch_us * len(sizes) + times.us(Kind.POINTWISE, Work(moved, moved, computed), device)
+
+
+def _is_stored(node: Node, whole: Region) -> bool:
+    """Whether an operator reads a node, or a view of it, that Inductor fuses with nothing."""
+    return not all(u in whole.nodes or takes_operands(u) for u in readers(node, shows))
+
+
+def _instructions(node: Node) -> int:
+    """Of an element, where it takes more than a few. A power of a number known before takes few."""
+    name = str(node.target).split(".")[1:2]
+    return 0 if node.target is torch.ops.aten.pow.Tensor_Scalar else PRICES.get("".join(name), 0)
 
 
 def _sources(nodes: set[Node], computed: set[Node]) -> set[Node]:

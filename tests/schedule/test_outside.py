@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import graphs
+import pytest
 import torch
 from graphs import bf16, f32, traced
 
 from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
 from mixorder.options import Options
+from mixorder.region.grow import grow
 from mixorder.report import collect
+from mixorder.schedule.device import H200
+from mixorder.schedule.facts import PRICES
+from mixorder.schedule.kernel_time import TIMES
+from mixorder.schedule.outside import outside_us
 
 
 def rotated(dy: Any, sin: Any, cos: Any) -> Any:
@@ -41,3 +48,32 @@ def test_pieces_that_only_a_region_would_have_written() -> None:
     assert isinstance(decline, Decline) and decline.reason is DeclineReason.SLOWER
     assert "what they need to be written" in decline.detail
     assert graphs.snapshot(graph) == before
+
+
+def left_us(reader: Callable[[Any], Any]) -> float:
+    """Of the sines that a pair reads and `reader` reads as well, (8, 2048, 2048) in float32."""
+
+    def function(x: Any, dy: Any, position: Any, step: Any) -> Any:
+        sines = (position[:, None] * step).sin()
+        return *graphs.pair(x + sines, dy), reader(sines)
+
+    full = ((16384, 2048), bf16)
+    graph = traced(function, full, full, ((16384,), f32), ((2048,), f32))
+    (region,) = graphs.find(graph)
+    (sines,) = (n for n in region.nodes if n.target is torch.ops.aten.sin.default)
+    part = grow(region.seed.less({sines}), region.name)
+    assert sines in part.inputs
+    return outside_us(region, part, H200)
+
+
+def test_loops_outside_compute_what_they_write() -> None:
+    elements = 16384 * 2048
+    computing = elements * PRICES["sin"] / (TIMES.instructions_sm_us * H200.num_sm)
+    writing = 4 * elements / 1e6 / (TIMES.memory_mb_us * TIMES.share["pointwise"])
+    by_hand = TIMES.launch_us + TIMES.kernel_us + TIMES.joined([computing, writing])
+    assert left_us(lambda sines: sines.sum()) == pytest.approx(by_hand, rel=0.1)  # L2 and positions are less
+
+
+def test_what_is_in_memory_for_another_operator_is_written_anyway() -> None:
+    assert left_us(lambda sines: sines @ sines.new_ones(2048, 8)) == 0
+    assert left_us(lambda sines: sines * 2) == left_us(lambda sines: sines.exp()) > 0
