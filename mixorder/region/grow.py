@@ -12,7 +12,9 @@ it. Raises `Decline` where the seed cannot be one kernel.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
+import torch
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
@@ -26,13 +28,14 @@ from .moves import is_move, place_behind
 from .nodes import (
     fake,
     float_bytes,
-    is_constant,
     is_pointwise,
     operands,
     readers,
     reduced,
     reduction_kind,
     shape_of,
+    shows,
+    unviewed,
 )
 from .padding import has_gaps, with_gaps
 from .parts import parts_of
@@ -318,33 +321,56 @@ class _Growth:
             todo.update(a for a in operands(node) if a not in self.members)
 
     def adopt(self) -> None:
-        """Add tensors that nodes outside need in memory, and that are computed from what the region reads."""
+        """Add tensors that nodes outside need in memory, and that are computed from what the region reads and
+        from tensors that are there before it: a loop outside would read the region's once more."""
         inputs = {a for n in self.members for a in operands(n) if a not in self.members}
         known = {n for n in (*inputs, *self.members) if not self.members.get(n, False)}
         made: dict[Node, set[Node]] = {}  # a node, and those that it is computed from, itself included
         todo = list(known)
         while todo:
             for user in todo.pop().users:
-                if user not in known and self.is_made_of(user, known):
+                if user not in known and (found := self.made_of(user, known)):
                     known.add(user)
-                    args = operands(user)
-                    made[user] = {user, *filter(is_constant, args)}.union(*(made.get(a, ()) for a in args))
+                    made[user] = found.union(*(made.get(a, ()) for n in found for a in operands(n)))
                     todo.append(user)
-        for node in by_position(made):
-            found = made[node] - self.members.keys()
-            if self.analysis.is_written_anyway(node) and not any(_reaches(n, inputs) for n in found):
+        adopted: set[Node] = set()
+        for node in filter(self.analysis.is_written_anyway, by_position(made)):
+            found = adopted | made[node] - self.members.keys()
+            read = inputs.union(*map(operands, found)) - found - self.members.keys()
+            if not any(_reaches(n, read) for n in found):
                 self.members.written.add(node)
                 self.members.update(dict.fromkeys(found, False))
+                adopted, inputs = found, read
 
-    def is_made_of(self, node: Node, known: set[Node]) -> bool:
-        one = self.analysis.is_full(node) and is_pointwise(node) and node not in self.without
-        there = (a in known or is_constant(a) or self.is_early(a) for a in operands(node))
-        return one and self.analysis.takes(node) and all(there)
+    def made_of(self, node: Node, known: Collection[Node]) -> set[Node]:
+        """A pointwise node and those that it is computed from; empty if it needs more than what is known and
+        what is there before the region."""
+        if not self.is_loop(node):
+            return set()
+        above = ancestors(operands(node), lambda n: n not in known and self.is_made_for_one(n))
+        found = {node, *above}
+        read = {a for n in found for a in operands(n)} - found
+        return found if all(a in known or self.is_early(a) for a in read) else set()
+
+    def is_loop(self, node: Node) -> bool:
+        """Whether a loop over the space could be the region's."""
+        return self.analysis.is_full(node) and is_pointwise(node) and self.may_take(node)
+
+    def may_take(self, node: Node) -> bool:
+        return node not in self.without and self.analysis.takes(node)
+
+    def is_made_for_one(self, node: Node) -> bool:
+        """Whether a loop computes a node for its only user, or again for each."""
+        fusible = self.analysis.fusible(node) and self.may_take(node)
+        return fusible and (len(node.users) == 1 or self.analysis.recomputed(node))
 
     def is_early(self, node: Node) -> bool:
-        """Whether a node is a small tensor, such as a norm's bias, that is there before the region."""
-        small = shape_of(node) is not None and self.analysis.is_small(node)
-        return small and position(node) < self.start
+        """Whether a tensor, such as a norm's bias or an activation, is there before the region: no loop
+        computes it, or what it is a slice of."""
+        source = unviewed(node, _shows_part)
+        there = position(source) < self.start and not takes_operands(source)
+        fitting = shape_of(node) is not None and (self.analysis.is_small(node) or self.analysis.is_full(node))
+        return fitting and there
 
     def widened(self, region: Region) -> frozenset[Node]:
         """Small outputs in half precision that only loops read.
@@ -362,6 +388,10 @@ class _Growth:
             and all(map(takes_operands, readers(n)))
             and n not in region.rounded
         )
+
+
+def _shows_part(node: Node) -> bool:
+    return shows(node) or node.target is torch.ops.aten.slice.Tensor
 
 
 def _reaches(node: Node, targets: set[Node]) -> bool:

@@ -83,18 +83,30 @@ def test_what_reads_a_scalar_on_another_device_is_left_outside() -> None:
     assert quotient not in region.nodes and (len(region.inner), len(region.outer)) == (1, 1)
 
 
-@pytest.mark.parametrize("size", [256, 1, 0])
-def test_what_a_vector_or_a_constant_is_added_to_is_written_as_well(size: int) -> None:
-    """A gate's gradient reads what the norm's does, the norm's bias, and the ones of its own backward. It
-    reads no other full tensor."""
+BESIDE: dict[str, tuple[Any, tuple[int, ...], bool]] = {  # what a gate's gradient reads, of a tensor's shape
+    "a vector": (lambda x, t: t, (256,), True),
+    "a number": (lambda x, t: t, (1,), True),
+    "another tensor": (lambda x, t: t, (512, 256), True),
+    "a slice": (lambda x, t: t[:, 100:356], (512, 512), True),
+    "what only it reads": (lambda x, t: t.sin() * t, (512, 256), True),
+    "what a scan gives": (lambda x, t: t.cumsum(0), (512, 256), True),
+    "what a loop computes for a scan": (lambda x, t: (t + x).cumsum(0) + (t + x), (512, 256), False),
+    "a reduction's result": (lambda x, t: t.sum(1, keepdim=True), (512, 256), False),
+}
 
-    def function(x: Any, gate: Any, dy: Any, bias: Any) -> Any:
+
+@pytest.mark.parametrize("how", BESIDE)
+def test_what_reads_what_a_region_does_is_written_as_well(how: str) -> None:
+    """A gate's gradient reads what the norm's does, ones of its own backward, and what is there before."""
+    made, shape, joins = BESIDE[how]
+
+    def function(x: Any, gate: Any, dy: Any, t: Any) -> Any:
+        other = made(x, t)
         own, scale = dy * gate, x * x
         ones = torch.ones_like(x)
-        return *pair(scale, own), dy * (scale + bias) * (ones - gate)
+        return *pair(scale, own), dy * (scale + other) * (ones - gate)
 
-    shape = (size,) if size else FULL[0]
     graph = traced(function, FULL, FULL, FULL, (shape, f32))
     region = only(graph)
     (result,) = (n for n in graph.find_nodes(op="output")[0].args[0] if n.target == torch.ops.aten.mul.Tensor)
-    assert (result in region.outputs) == bool(size)
+    assert (result in region.outputs) == joins

@@ -218,7 +218,7 @@ class Regions(TestCase):
 x, read outside. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 dx, read outside. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 a sum, read outside. 512x256: sum_1 | sum_2, a_1 b_1 x_1 -> add sub sum_2
-a cast for a loop. 512x256: sum_1 | sum_2, dy_1 x_1 -> sub sum_2
+a cast for a loop. 512x256: sum_1 | sum_2, dy_1 x_1 m_1 -> sub sum_2 mul_2
 a cast for a product. 512x256: sum_1 | sum_2, dy_1 x_1 -> convert_element_type sub sum_2
 a cast that it waits for. 512x256: sum_1 | sum_2, dy_1 addmm_default -> sub sum_2
 casts for a softmax. 512x256: getitem_1 sum_1 | sum_2, x_1 dy_1 -> convert_element_type getitem_1 sub sum_2

@@ -51,7 +51,7 @@ def test_every_new_node_has_a_value_and_provenance() -> None:
 def test_a_member_with_users_outside_stays_for_them() -> None:
     def function(x: Any, dy: Any, m: Any) -> Any:
         wide = dy.to(f32)
-        return *pair(x, wide), wide * m
+        return *pair(x, wide), wide * m.cumsum(0)
 
     graph = traced(function, FULL, ((512, 256), bf16), FULL)
     fuse(graph)
