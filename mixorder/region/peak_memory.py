@@ -139,7 +139,8 @@ class Timeline:
         for node in realised:
             if self.base.get(node) is not node:
                 continue
-            if latest[node] > epoch[node] or node not in self.loops or self._is_needed(node):
+            alone = node not in self.loops or self._is_needed(node) or self._is_cut(node)
+            if alone or latest[node] > epoch[node]:
                 self.stored.add(node)
 
     def _find_wholes(self, graph: Graph) -> dict[Node, Node]:
@@ -154,6 +155,11 @@ class Timeline:
     def _is_needed(self, node: Node) -> bool:
         """Whether a node outside of loops reads it."""
         return not self.loops.issuperset(self._users(node))
+
+    def _is_cut(self, node: Node) -> bool:
+        """Whether loops of fewer elements read a part of it: they are other kernels."""
+        views = closure([node], lambda n: (user for user in n.users if self._is_view_of(user, node)))
+        return any(bytes_of(view) < bytes_of(node) for view in views)
 
     def _users(self, node: Node) -> Iterable[Node]:
         """The users of a node, behind views."""
