@@ -34,7 +34,7 @@ from .nodes import (
 from .sizes import Size, product, ratio
 from .walk import ancestors, by_position, closure
 
-_LOOPS = (prepare_softmax_online, torch.ops.aten.gather.default)
+_LOOPS = (prepare_softmax_online, torch.ops.aten.gather.default, torch.ops.aten.copy.default)
 SMALL = 8  # a tensor with at most 1 / SMALL of the space's elements is computed again rather than written
 
 

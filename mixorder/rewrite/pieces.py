@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from ..region.layouts import is_read_as_stated
-from ..region.nodes import argument, fake, operands, unviewed
+from ..region.nodes import argument, fake, operands, shape_of, unviewed
 from ..region.padding import PRODUCTS
 from ..region.parts import part_of
 from ..region.space_analysis import takes_operands
@@ -75,21 +75,19 @@ def shared_pieces(node: Node) -> list[Node]:
     return [n for n in operands(node) if len(n.users) > 1 and part_of(node, [n])]
 
 
-def piece_at(node: Node) -> Piece | None:
-    """The piece that a slice takes of a tensor which pieces were written to; None for any other node."""
-    whole = node.args[0] if node.target is aten.slice.Tensor else None
-    if not isinstance(whole, Node) or whole.target is not aten.slice_scatter.default or node.kwargs:
+def pieces_read(node: Node) -> Pieces | None:
+    """The pieces that a slice takes of a larger tensor, or that a pad cuts off at an end; None for any other
+    node, and where the tensor is not made of pieces along that dim."""
+    whole = node.args[0] if node.target in _CUTTING else None
+    dim = _dim(whole) if isinstance(whole, Node) else None
+    if dim is None or dim != _dim_cut(node):
         return None
-    dim, val = _dim(whole), fake(whole)
-    if dim is None or val is None or argument(node, 1, "dim", 0) % val.ndim != dim or len(node.args) > 4:
-        return None
-    ends = (_bound(node, i, int(val.shape[dim]), first=2) for i in (2, 3))
+    found = Pieces(dim, [], [])
     try:
-        taken = _range(_pieces(whole, Pieces(dim, [], []), True), *ends)
+        found.all = _cut(node, found, _pieces(whole, found, True))  # type: ignore[arg-type]
     except _Mixed:
         return None
-    plain = len(taken) == 1 and isinstance(taken[0].source, Node) and not (taken[0].lifted or taken[0].added)
-    return taken[0] if plain else None
+    return found if found.all and any(isinstance(p.source, Node) for p in found.all) else None
 
 
 class _Mixed(Exception):
@@ -103,6 +101,7 @@ _PUTTING_TOGETHER = (
     aten.select_scatter.default,
     aten.constant_pad_nd.default,
 )
+_CUTTING = (aten.slice.Tensor, aten.constant_pad_nd.default)
 
 
 def _dim(node: Node) -> int | None:
@@ -120,10 +119,23 @@ def _dim(node: Node) -> int | None:
     if node.target in (aten.slice_scatter.default, aten.select_scatter.default):
         return argument(node, 2, "dim", 0) % val.ndim
     if node.target is aten.constant_pad_nd.default:
-        pads: Any = node.args[1]
-        dims = {val.ndim - 1 - i // 2 for i, n in enumerate(pads) if n}
-        return dims.pop() if len(dims) == 1 and min(pads) >= 0 else None
+        return _dim_padded(node)
     return None
+
+
+def _dim_padded(node: Node) -> int | None:
+    """The only dim whose size a pad changes."""
+    pads: Any = node.args[1]
+    dims = {len(shape_of(node) or ()) - 1 - i // 2 for i, n in enumerate(pads) if n}
+    return dims.pop() if len(dims) == 1 else None
+
+
+def _dim_cut(node: Node) -> int | None:
+    """The dim along which a node of `_CUTTING` takes a part; None where it takes all, or not all in order."""
+    if node.target is aten.constant_pad_nd.default:
+        return _dim_padded(node) if min(node.args[1]) < 0 else None  # type: ignore[arg-type,type-var]
+    ndim = len(shape_of(node) or ())
+    return None if argument(node, 4, "step", 1) != 1 else argument(node, 1, "dim", 0) % ndim
 
 
 def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
@@ -133,6 +145,8 @@ def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
         raise _Mixed
     size: int = val.shape[found.dim]
     filled = unviewed(node)
+    if filled.target is aten.copy.default and fake(filled.args[1]).dtype == val.dtype:  # type: ignore[arg-type,union-attr]
+        filled = unviewed(filled.args[1])  # type: ignore[arg-type]
     if filled.target is aten.full.default and not isinstance(filled.args[1], Node):
         return [Piece(size, filled.args[1])]  # type: ignore[arg-type]
     if _dim(node) != found.dim or not (is_root or len(node.users) == 1):
@@ -149,11 +163,7 @@ def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
             raise _Mixed
         return _sum(_pieces(first, found), _pieces(second, found))
     if node.target is aten.constant_pad_nd.default:
-        pads: Any = node.args[1]
-        before, behind = pads[2 * (val.ndim - 1 - found.dim) :][:2]
-        value = argument(node, 2, "value", 0)
-        inner = _pieces(first, found)
-        return [p for p in (Piece(before, value), *inner, Piece(behind, value)) if p.size]  # type: ignore[arg-type]
+        return _cut(node, found, _pieces(first, found))
     source: Any = node.args[1]
     if node.target is aten.select_scatter.default:
         start: int = node.args[3] % size  # type: ignore[operator,assignment]
@@ -165,6 +175,18 @@ def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
         written = _pieces(source, found)
     base = _pieces(first, found)
     return [*_range(base, 0, start), *written, *_range(base, end, size)]
+
+
+def _cut(node: Node, found: Pieces, inner: Sequence[Piece]) -> list[Piece]:
+    """The pieces of a slice or pad of a tensor with the pieces `inner`."""
+    size = sum(piece.size for piece in inner)
+    if node.target is aten.slice.Tensor:
+        return _range(inner, *(_bound(node, i, size, first=2) for i in (2, 3)))
+    pads: Any = node.args[1]
+    before, behind = pads[2 * (len(shape_of(node) or ()) - 1 - found.dim) :][:2]
+    value: Any = argument(node, 2, "value", 0)
+    kept = _range(inner, max(0, -before), size + min(0, behind))
+    return [p for p in (Piece(max(0, before), value), *kept, Piece(max(0, behind), value)) if p.size]
 
 
 def _is_like(val: torch.Tensor | None, whole: torch.Tensor) -> bool:

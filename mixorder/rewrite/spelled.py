@@ -46,7 +46,7 @@ from ..region.sizes import product
 from ..region.tile import is_within_tile
 from ..region.walk import by_position, closure, position
 from .graph_writer import is_launched
-from .pieces import Piece, Pieces, piece_at, pieces_of, shared_pieces
+from .pieces import Piece, Pieces, pieces_of, pieces_read, shared_pieces
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _OF_ROWS = {
@@ -93,8 +93,8 @@ class Spelling:
                 _unpermuted(self.one(node), *other)
             elif (expanded := _expanded(node)) is not None:
                 _permuted_first(self.one(node), *expanded)
-            elif (read := piece_at(node)) is not None:
-                _of_piece(self.one(node), read)
+            elif (read := pieces_read(node)) is not None:
+                _of_parts(self.one(node), read)
         for node in reversed(nodes):
             if (pieces := pieces_of(node)) is not None:
                 _of_pieces(self.one(*by_position({*pieces.inside, node})), pieces)
@@ -207,11 +207,11 @@ def _of_copies(one: _Spelled, shared: Sequence[Node]) -> None:
     one.respell(target, [copies.get(n, n) for n in pieces], *args, **kwargs)  # type: ignore[union-attr]
 
 
-def _of_piece(one: _Spelled, piece: Piece) -> None:
-    """Read a piece where it was before it was written to a larger tensor."""
-    one.joins, (_, dim, *_) = False, one.node.args
-    value = one.add(aten.slice.Tensor, piece.source, dim, piece.start, piece.start + piece.size)
-    one.stand_for(value)
+def _of_parts(one: _Spelled, found: Pieces) -> None:
+    """Read pieces where they were before they were written to a larger tensor."""
+    one.joins = False
+    parts = [_operand(one, piece, found.dim) for piece in found.all]
+    one.stand_for(parts[0] if len(parts) == 1 else one.add(aten.cat.default, parts, found.dim))
 
 
 def _operand(one: _Spelled, piece: Piece, dim: int) -> Node:

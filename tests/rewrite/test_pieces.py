@@ -53,6 +53,7 @@ SPELLED: dict[str, tuple[Made, list[int]]] = {
     "padding": (lambda a, b, x: F.pad(a, (4, 8), value=2.0), [4, 4, 8]),
     "padding in front": (lambda a, b, x: F.pad(a, (4, 0)), [4, 4]),
     "padding of rows": (lambda a, b, x: F.pad(a, (0, 0, 0, 3)), [8, 3]),
+    "padding of what is cut": (lambda a, b, x: F.pad(a, (-1, 4)), [3, 4]),
     "a column": (lambda a, b, x: torch.select_scatter(x.view(8, 4, 4), a, 1, 2), [2, 1, 1]),
     "a column from behind": (lambda a, b, x: torch.select_scatter(x.view(8, 4, 4), a, 1, -1), [3, 1]),
 }
@@ -67,7 +68,6 @@ LEFT: dict[str, Made] = {
     ),
     "every other column": lambda a, b, x: torch.slice_scatter(x, a, 1, 0, 8, 2),
     "two dims": lambda a, b, x: F.pad(a, (1, 1, 1, 1)),
-    "cut": lambda a, b, x: F.pad(a, (-1, 4)),
     "what a loop reads": lambda a, b, x: placed(x, a, 4).sin(),
     "what a product reads": lambda a, b, x: F.pad(a, (0, 4)) @ a.new_ones(8, 8),
     "another dtype": lambda a, b, x: torch.cat([a, x.float()], 1) + torch.cat([x.float(), b], 1),
