@@ -4,7 +4,7 @@
     python tools/lab/traffic.py FILE FILE --compare     # their sums, and where mixorder has more bytes
 
 Inductor compiles each subgraph for a GPU that is not there, without mixorder and with it. Bytes are those
-that its scheduler has each kernel read and write, and for a region those of its own prediction.
+in the ranges that its scheduler has each kernel read and write, and for a region those of its prediction.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import math
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def compiled(job: Job, **options: Any) -> Kernels:
         inductors = [n for n in nodes if not isinstance(n.node, ir.UserDefinedTritonKernel)]
         mixed = [s for n in nodes if isinstance(n, scheduler.FusedMixOrderReductions) for s in n.get_nodes()]
         counted, of_mixed = sum(map(partial_bytes, inductors)), sum(map(partial_bytes, mixed))
-        size = sum(n.get_read_write_buffers_sizes() for n in inductors) - 2 * counted
+        size = sum(map(accessed_bytes, inductors)) - 2 * counted
         workspaces = 4 * sum(map(int, WORKSPACE.findall(code)))  # the scheduler has other sizes for them
         found.append(Kernels(len(LAUNCH.findall(code)), size, 2 * (counted - of_mixed + workspaces)))
         raise Written
@@ -129,6 +130,23 @@ def compiled(job: Job, **options: Any) -> Kernels:
         kernels.bytes + own,
         kernels.partial + 2 * partial,
         tuple(f"{r.space} {r.strategy}" for r in regions),
+    )
+
+
+def accessed_bytes(node: Any) -> int:
+    """Bytes that a kernel of Inductor's reads and writes: of a buffer, at most those in the ranges of the
+    loops. The scheduler counts all of it where loops that were fused read a slice."""
+    from torch._inductor.dependencies import MemoryDep
+    from torch._inductor.virtualized import V
+
+    ranges: dict[str, dict[Any, float]] = defaultdict(dict)  # elements by where a range begins
+    for dep in node.read_writes.reads_and_writes():
+        one = isinstance(dep, MemoryDep) and not dep.is_indirect()
+        key = (dep.get_offset(), dep.get_numel()) if one else None
+        ranges[dep.name][key] = int(dep.get_numel()) if one else math.inf
+    sizes = node.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
+    return int(
+        sum(min(size, sum(ranges[n].values()) * V.graph.get_dtype(n).itemsize) for n, size in sizes.items())
     )
 
 
