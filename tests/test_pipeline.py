@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from mixorder import pipeline, planning, runner
 from mixorder.errors import Decline, DeclineReason, MixorderError
+from mixorder.inductor.graphs import is_computed_again
 from mixorder.options import Options
 from mixorder.region import legality
 from mixorder.region.peak_memory import Timeline
@@ -235,6 +236,13 @@ def policies(options: Options) -> list[CheckpointPolicy]:
 def test_sums_are_saved_on_devices_of_ours() -> None:
     assert policies(STRICT).count(CheckpointPolicy.MUST_SAVE) == 3  # a pair and its two results
     assert CheckpointPolicy.MUST_SAVE not in policies(dataclasses.replace(STRICT, interpret=False))
+
+
+def test_no_backward_computes_again_what_needs_no_gradient() -> None:
+    for name, again in (("arg0_1", False), ("primals_1", True)):
+        node = torch.fx.Graph().placeholder(name)
+        node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+        assert is_computed_again(node) == again
 
 
 def test_a_failure_to_save_sums_leaves_the_graph_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:

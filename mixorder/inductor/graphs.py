@@ -152,8 +152,10 @@ def _mark(node: torch.fx.Node, key: str, word: str) -> None:
 
 def is_computed_again(node: torch.fx.Node) -> bool:
     """Whether a node of a joint graph is checkpointed, so that the backward computes it again if it needs the
-    result and does not save it."""
-    return node.meta.get(RECOMPUTE) in (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
+    result and does not save it. What needs no gradient may be checkpointed as well, and has no backward."""
+    again = node.meta.get(RECOMPUTE) in (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
+    # AOTAutograd names the inputs of a graph without a backward so.
+    return again and not all(n.name.startswith("arg") for n in node.graph.find_nodes(op="placeholder"))
 
 
 def may_be_saved(node: torch.fx.Node) -> bool:
