@@ -103,7 +103,8 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
     # Inductor tiles a kernel so that the tensors' contiguous dims are in its tiles.
     tile = (TILE, TILE) if over_rows or not reductions else (max(1, TILE // 4), cols)
     moves, statements = _moves(program, nest, stored, tile)
-    work = total(program, moves) + computing(program, nest, statements)
+    # A kernel without reductions has one index: it computes all for each element.
+    work = total(program, moves) + computing(program, nest, statements, hoisted=bool(reductions))
     blocks = rows * cols * outside // BLOCK + 1
     if over_rows:
         if last.kind is AxisClass.COMMON:

@@ -144,18 +144,22 @@ def full_inputs(program: LoopProgram, found: Iterable[Access]) -> set[str]:
     return {name for name in names if program.buffer(name).role is BufferRole.INPUT}
 
 
-def computing(program: LoopProgram, nest: Nest, statements: Iterable[Statement]) -> Work:
+def computing(
+    program: LoopProgram, nest: Nest, statements: Iterable[Statement], hoisted: bool = True
+) -> Work:
     """The arithmetic of a nest's statements. A reduction or an accumulation is an instruction for each of its
-    elements; what has 64 bits takes two."""
+    elements; what has 64 bits takes two. `hoisted`: what depends on few of the loops is computed in these."""
     deps = nest.dependence()
     values = (s for s in nest.statements if isinstance(s, Load | Compute | Reduce))
     words = {s.name: max(1, s.dtype.itemsize // 4) for s in values}
+    everywhere = {axis.symbol for axis in nest.axes}
     found, branches, reduced = 0.0, 0.0, set[tuple[Any, ...]]()
     for stmt in statements:
         if isinstance(stmt, Compute):
             wide = max(words.get(name, 1) for name in (stmt.name, *operands(stmt)))
             each = cost_of(stmt, wide, is_by_row(stmt, deps, nest))
-            found += each * _extent(program, nest, deps[stmt.name])
+            inside = deps[stmt.name] if hoisted or not deps[stmt.name] else everywhere
+            found += each * _extent(program, nest, inside)
             if stmt.op.removeprefix("libdevice_") in BRANCHING and stmt.args not in reduced:
                 reduced.add(stmt.args)
                 branches += _extent(program, nest, deps[stmt.name])

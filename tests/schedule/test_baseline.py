@@ -119,3 +119,12 @@ def test_a_quotient_by_a_row_s_value_takes_few_instructions() -> None:
     by_row = costs(lambda x: (x / x.sum(1, keepdim=True), x.sum(0)))
     by_element = costs(lambda x: ((x / (x + 1)).sum(1), x.sum(0)))
     assert by_row["div"] == PRICES[BY_ROW] < by_element["div"] == PRICES["truediv"]
+
+
+def test_a_kernel_without_reductions_computes_all_for_each_element() -> None:
+    def function(x: Any, step: Any) -> Any:
+        scaled = x * step.sin()
+        return scaled, scaled.sum(0)
+
+    writing, adding = kernels(traced(function, (LARGE, bf16), (LARGE[1:], f32)))
+    assert writing.work.instructions > LARGE[0] * LARGE[1] * PRICES["sin"] > adding.work.instructions
