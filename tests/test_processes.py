@@ -61,31 +61,40 @@ def found(options):
             "full": str(wrapped.launches).count("((37, 20),"),
         }
 
-for at_once in json.loads(sys.argv[1]):
-    children = []
-    for options in at_once:
-        if (child := os.fork()) == 0:
-            os.write(1, (json.dumps(list(found(options))) + "\\n").encode())  # a line at once
-            os._exit(0)
-        children.append(child)
-    if any([os.waitpid(child, 0)[1] for child in children]):
-        sys.exit("a process failed")
+for cache, turns in json.loads(sys.argv[1]).items():
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    for at_once in turns:
+        children = []
+        for options in at_once:
+            if (child := os.fork()) == 0:
+                os.write(1, (json.dumps([cache, list(found(options))]) + "\\n").encode())  # a line at once
+                os._exit(0)
+            children.append(child)
+        if any([os.waitpid(child, 0)[1] for child in children]):
+            sys.exit("a process failed")
 """
 
 
-def found(cache: Path, *at_once: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    """What processes find that each compile a pair with some options, one after the other: those of each list
-    at once, and one list after the other. They are forks of a process that has imported what they need, and
-    compiled nothing."""
+# By cache: what is compiled, by the processes of each list at once, and one list after the other.
+PAIRS = {"pairs": ([[{}], [{}]], [[{}, {"mixorder_split_size": 3}]])}
+OURS, STOCK, STORED = (
+    options | {"trains": True} for options in ({}, {"mixorder": False}, {"emulate_precision_casts": True})
+)
+MASKS = {"masks": ([[OURS, STOCK, STORED, OURS]], [[STOCK], [STORED], [OURS]])}
+
+
+def found(folder: Path) -> dict[str, list[list[dict[str, Any]]]]:
+    """By cache: what each process finds, of all that it compiles. They are forks of one that has imported
+    what they need, and compiled nothing."""
     package = Path(mixorder.__file__).parents[1]
     paths = [str(package), str(HERE), os.environ.get("PYTHONPATH", "")]
+    turns = {str(folder / cache): lists for cache, lists in (PAIRS | MASKS).items()}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(at_once)],
+        [sys.executable, "-c", SCRIPT, json.dumps(turns)],
         cwd=package,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
-            "TORCHINDUCTOR_CACHE_DIR": str(cache),
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "0",
         },
         capture_output=True,
@@ -93,26 +102,23 @@ def found(cache: Path, *at_once: list[list[dict[str, Any]]]) -> list[list[dict[s
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {cache.name: [one for at, one in lines if at == str(cache)] for cache in map(Path, turns)}
 
 
 def test_caches_of_processes(tmp_path: Path) -> None:
-    """Two at once fill an empty cache; a third finds what they made, but not for other options. (Of
-    another source: tests/inductor/test_hooks.py, in one process.)"""
-    both, third = [[{}], [{}]], [[{}, {"mixorder_split_size": 3}]]
-    (first,), (second,), (again, other) = found(tmp_path / "cache", both, third)
+    """Pairs: two at once fill an empty cache; a third finds what they made, but not for other options. (Of
+    another source: tests/inductor/test_hooks.py, in one process.) Masks, of one model: compiled by mixorder,
+    which computes the mask of a ReLU, by Inductor alone, and by mixorder without that mask; again in that
+    process, and in others."""
+    all_found = found(tmp_path)
+    (first,), (second,), (again, other) = all_found["pairs"]
     assert first["launches"] == second["launches"] and len(first["launches"]) == 2
     assert first["fused"] + second["fused"] >= 1
     assert again == first | {"fused": 0, "graph_hits": 1, "autograd_hits": 1}
     assert (other["fused"], other["graph_hits"], other["autograd_hits"]) == (1, 0, 0)
 
-
-def test_caches_tell_masks_apart(tmp_path: Path) -> None:
-    """Of one model: compiled by mixorder, which computes the mask of a ReLU, by Inductor alone, and by
-    mixorder without that mask; again in that process, and in others."""
-    changed = ({}, {"mixorder": False}, {"emulate_precision_casts": True})
-    ours, stock, stored = (options | {"trains": True} for options in changed)
-    made, *others = found(tmp_path / "cache", [[ours, stock, stored, ours]], [[stock], [stored], [ours]])
+    made, *others = all_found["masks"]
     assert [one["fused"] for one in made] == [1, 0, 1, 0]
     assert made[0]["full"] + 1 == made[2]["full"] and not made[1]["launches"]
     hits = [one | {"fused": 0, "graph_hits": 2, "autograd_hits": 1} for one in made[:3]]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.inputs import poison
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch
 
 from mixorder.schedule.device import H200
 
@@ -30,8 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def faster() -> Iterator[None]:
-    """Saves time in each operation of a kernel."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Saves time in each operation of a kernel, and for each graph a key for a cache."""
+    with pytest.MonkeyPatch.context() as patch, functorch.patch(enable_autograd_cache=False):
         memoised.install(patch)
         yield
 

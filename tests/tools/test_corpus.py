@@ -1,8 +1,5 @@
 """Subgraphs: an entry computes what its region computed, and a small model is traced."""
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import graphs
@@ -13,8 +10,6 @@ from torch.fx import Graph, Interpreter, Node
 
 from mixorder.errors import Decline, DeclineReason
 from mixorder.region.region import Region
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 
 def entry_of(cut: subgraphs.Cut, outcome: str = "fused", family: str = "loops/tiny") -> corpus.Entry:
@@ -137,15 +132,3 @@ def test_what_a_library_returns_is_an_input() -> None:
     found = entry.module("cpu")(x, gradient)
     for want in (*x.max(-1), x[:, 0] + x[:, 1].sum(), gradient.sum(1)):
         assert any(one.dtype == want.dtype and torch.equal(one, want) for one in found)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.skipif(torch.version.cuda is not None, reason="needs a CPU build of torch")
-def test_a_family_is_traced_under_autocast(tmp_path: Path) -> None:
-    command = [sys.executable, str(TOOLS / "draw.py"), "--no-times", "--out", str(tmp_path), "--workers", "1"]
-    command += ["--names", "loops/tiny:autocast", "--tracing", "600"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-2000:]
-    entries = corpus.load(tmp_path / "subgraphs.jsonl.xz")
-    assert {place.recipe for entry in entries for place in entry.places} == {"autocast"}
-    assert any({"float32", "bfloat16"} <= {one.dtype for one in e.inputs} for e in entries)  # CUDA's lists

@@ -16,6 +16,7 @@ import pytest
 import torch
 from lab import duel_report
 from lab.corpus import Entry, Input, Place, save
+from lab.corpus import load as entries_of
 from lab.duels import Duel, Way, load
 from lab.exact import NoReference, exact
 from lab.processes import Turn
@@ -133,14 +134,18 @@ def test_duels_from_end_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(torch.version.cuda is not None, reason="needs a CPU build of torch")
-def test_a_program_is_traced_and_timed(tmp_path: Path) -> None:
-    name = "spellings/rms/7@8"
-    done = drawn("--names", f"{name}:bf16", "--out", str(tmp_path), "--seconds", "300")
+def test_a_program_and_a_family_are_traced(tmp_path: Path) -> None:
+    """Under autocast with CUDA's lists. Subgraphs of a file are timed above."""
+    program = "spellings/rms/7@8"
+    names = f"{program}:bf16", "loops/tiny:autocast"
+    done = drawn("--names", *names, "--out", str(tmp_path), "--tracing", "300", "--no-times")
     assert done.returncode == 0, done.stderr + done.stdout
-    duels = [records[-1] for records in load([tmp_path / "duels.jsonl"])]
-    kinds = {(family, kind) for duel in duels for family, _, kind in duel.where}
-    assert kinds == {(name, kind) for kind in ("forward", "backward")}
-    assert any(duel.ours.regions for duel in duels) and all(duel.timed for duel in duels)
+    found = [(e, place) for e in entries_of(tmp_path / "subgraphs.jsonl.xz") for place in e.places]
+    kinds = {(place.family, place.recipe, place.kind) for _, place in found}
+    assert kinds >= {(program, "bf16", kind) for kind in ("forward", "backward")}
+    assert {entry.outcome for entry, place in found if place.family == program} == {"whole"}
+    mixed = [entry for entry, place in found if place.recipe == "autocast"]
+    assert any({"float32", "bfloat16"} <= {one.dtype for one in entry.inputs} for entry in mixed)
 
 
 def test_a_row_and_the_names_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
