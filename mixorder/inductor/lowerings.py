@@ -6,6 +6,7 @@ Dtype promotion, the decomposition into scalar ops and the index arithmetic of v
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.fx import Node
 from ..errors import Decline, DeclineReason
 from . import gathers
 from .ops import is_handling
+from .symbols import once_a_graph
 
 __all__ = ["TensorBox"]
 
@@ -28,17 +30,22 @@ __all__ = ["TensorBox"]
 @contextlib.contextmanager
 def context(like: Any) -> Iterator[None]:
     """Inside, lowerings find the graph state that they need: size variables and device of a fake tensor."""
-    nothing = torch.fx.Graph()
-    nothing.output(())
-    empty = torch.fx.GraphModule({}, nothing)
-    with V.set_fake_mode(like.fake_mode):
-        graph = GraphLowering(empty, shape_env=like.fake_mode.shape_env)
+    graph = once_a_graph(functools.partial(_state, like.fake_mode))
     with (
         V.set_graph_handler(graph),
         V.set_fake_mode(like.fake_mode),
         graph.set_current_device(_gpu(like.device)),
     ):
         yield
+
+
+def _state(mode: Any) -> GraphLowering:
+    """Of a graph without nodes. It remembers how indices are simplified."""
+    nothing = torch.fx.Graph()
+    nothing.output(())
+    empty = torch.fx.GraphModule({}, nothing)
+    with V.set_fake_mode(mode):
+        return GraphLowering(empty, shape_env=mode.shape_env)
 
 
 def _gpu(device: torch.device) -> torch.device:

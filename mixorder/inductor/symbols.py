@@ -59,6 +59,7 @@ class _Guards:
         equal = _equal_symbols(guard.expr for guard in shape_env.guards)
         self.equal = {symbol: shape_env.simplify(other) for symbol, other in equal.items()}
         self.divisible = {self._plain(remainder) for remainder in shape_env.divisible}
+        self.made: Any = None  # what `once_a_graph` has made
 
     def canonical(self, size: sympy.Expr) -> sympy.Expr:
         # What is left of one product may be another: `a // b * b`, where `b` divides `a`.
@@ -276,6 +277,15 @@ def depends_on_data(symbol: sympy.Symbol) -> bool:
 def hint_of(symbol: sympy.Symbol) -> int:
     """The value that a symbolic size had when the graph was traced. Needs a `lowerings.context`."""
     return int(V.fake_mode.shape_env.backed_var_to_val[symbol])
+
+
+def once_a_graph(make: Callable[[], Any]) -> Any:
+    """What `make` gives; inside `guarded`, what it gave first."""
+    guards = _guards.get()
+    if guards is None:
+        return make()
+    guards.made = guards.made or make()
+    return guards.made
 
 
 def simplified(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:

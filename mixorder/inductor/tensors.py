@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -26,6 +27,7 @@ __all__ = [
     "detect_fake_mode",
     "empty",
     "is_dense",
+    "is_symbolic",
     "make_contiguous_strides_for",
     "padded_strides",
     "tracing",
@@ -59,13 +61,20 @@ def empty(
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
+def is_symbolic(val: torch.Tensor) -> bool:
+    """Whether a fake tensor has a size or stride that is no number."""
+    return val._has_symbolic_sizes_strides
+
+
 def padded_strides(val: torch.Tensor) -> tuple[int, ...] | None:
     """The strides that Inductor gives a contiguous tensor which it may pad: long ones are multiples of
     `padding_alignment_bytes`. None where it pads nothing: switched off, dynamic, short or even rows."""
+    threshold = config.padding_stride_threshold
+    if not is_symbolic(val) and 0 < math.prod(val.shape[1:]) <= threshold:
+        return None
     if not config.comprehensive_padding or not all(isinstance(n, int) for n in val.shape):
         return None
     align = max(1, config.padding_alignment_bytes // val.dtype.itemsize)
-    threshold = config.padding_stride_threshold
     strides, stride, contiguous, same = list[int](), 1, 1, True
     for size in reversed(val.shape):
         if stride > threshold:

@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from ..inductor.graphs import AGAIN, is_computed_again, is_lowered_pointwise, prepare_softmax_online
 from ..inductor.symbols import depends_on_data
+from ..inductor.tensors import is_symbolic
 from ..ir.dtypes import FLOAT8
 from ..ir.reductions import AMAX, AMIN, SUM, XOR, ReductionKind
 from .axes import Reduced
@@ -102,7 +103,7 @@ def shape_of(node: Node) -> tuple[Size, ...] | None:
     val = fake(node)
     if val is None:
         return None
-    if {*map(type, (*val.shape, *val.stride()))} <= {int}:
+    if not is_symbolic(val):
         return tuple(val.shape)
     shape = tuple(map(size_of, val.shape))
     symbolic = [n for n in (*shape, *map(size_of, val.stride())) if not isinstance(n, int)]
