@@ -11,7 +11,7 @@ import functools
 import hashlib
 import os
 import warnings
-from dataclasses import Field, astuple, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,10 +69,6 @@ class Options:
 
         register(inductor_config)
         return cls(**{f.name: _checked(f, getattr(inductor_config, config_key(f))) for f in fields(cls)})
-
-    def as_tuple(self) -> tuple[Any, ...]:
-        """All values in order of declaration, for cache identities."""
-        return astuple(self)
 
     def as_config(self, donated: tuple[Any, ...] = ()) -> dict[str, Any]:
         """The same values as a patch for `torch._inductor.config`. `donated`: the inputs of a graph that its

@@ -5,6 +5,7 @@ Everything here is called while torch or Inductor is loading, or by a compile; i
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 import warnings
@@ -81,7 +82,7 @@ def prepare_interpreter() -> None:
 
 
 def _identity() -> tuple[str, tuple[Any, ...]]:
-    return source_hash(), Options.current().as_tuple()
+    return source_hash(), dataclasses.astuple(Options.current())
 
 
 def _mark(graph: Graph, settings: Options) -> bool:

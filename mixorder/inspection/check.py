@@ -151,7 +151,7 @@ class _Run:
             roots = roots_of(call(*self.args, **self.kwargs))
             if not roots:
                 raise CannotExplain("there are no gradients to check: no result of the model needs one")
-            self.draws = any(map(_differ, states, _random_states()))
+            self.draws = not all(map(torch.equal, states, _random_states()))
             into = parameters_behind(roots)
             try:
                 found = gradients(roots, into, list(map(_tangent, roots)))
@@ -224,10 +224,6 @@ def _tangent(root: Tensor) -> Tensor:
 def _random_states() -> list[Tensor]:
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
-
-
-def _differ(one: Tensor, other: Tensor) -> bool:
-    return not torch.equal(one, other)
 
 
 def _free_memory(device: torch.device) -> int:
