@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..inductor.graphs import TWO_MASKS, mark_two_masks
+from ..inductor.graphs import TWO_MASKS, mark_two_masks, triton_kernel_wrapper_functional
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX, SUM
 from ..region.nodes import (
@@ -39,6 +39,7 @@ from ..region.nodes import (
     reduced,
     reduced_dims,
     shape_of,
+    size_of,
     stated_by,
     unviewed,
 )
@@ -170,8 +171,12 @@ class _Spelled:
 
     def _arguments(self, alive: set[Node]) -> list[tuple[Any, Any]] | None:
         """The arguments of the nodes if they are restored, of what a region may have computed. None if some
-        node was taken, a kernel writes an operand to its place, or an operand now comes too late."""
+        node was taken, a kernel writes an operand to its place or reads the node as it lies now, or an
+        operand now comes too late."""
         if not alive.issuperset(self.read) or any(map(is_launched, map(unviewed, self.node.all_input_nodes))):
+            return None
+        lies, lay = ([*map(size_of, val.stride())] for val in (self.node.meta["val"], self.before[-1][-1]))
+        if lies != lay and _is_read_by_kernel(self.node):
             return None
         now = {
             a: b for one, before in self.read.items() for a, b in zip(before, _read_by(one.args), strict=True)
@@ -183,6 +188,11 @@ class _Spelled:
                 return None
             found.append(given)
         return found
+
+
+def _is_read_by_kernel(node: Node) -> bool:
+    views = closure([node], lambda one: filter(is_view, one.users))
+    return any(user.target is triton_kernel_wrapper_functional for one in views for user in one.users)
 
 
 def _read_by(args: Any) -> list[Node]:
