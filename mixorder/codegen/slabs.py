@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from ..inductor.printing import offset_text, printing_triton
+from ..inductor.printing import offset_text, printing_triton, triton_compute_type
 from ..ir.program import (
     SPLIT_SYMBOL,
     Axis,
@@ -128,7 +128,9 @@ class _SumsWriter(TileWriter):
             totals[one] = [str(self.ops.line(empty, dtype)) for _ in range(2 if one.moments else 1)]
             if one.moments:  # how many values each lane has, if not all have as many
                 shape = shape if self.cut else [1] * len(shape)
-                totals[one] += [str(self.ops.line(f"tl.full({shape}, 0.0, tl.float32)", dtype))]
+                totals[one] += [
+                    str(self.ops.line(f"tl.full({shape}, 0.0, {triton_compute_type(dtype)})", dtype))
+                ]
         for axis in self.kept:
             self.define_index(axis)
         known = set(self._known)
@@ -189,7 +191,7 @@ class _SumsWriter(TileWriter):
             return line(self.reduced_once(kind, dtype, value, place))
 
         values = apart(self.spread(stmt.value.name, self.tiled))
-        ones = apart(f"tl.full({shape}, 1.0, tl.float32)") if self.cut else ""
+        ones = apart(f"tl.full({shape}, 1.0, {triton_compute_type(dtype)})") if self.cut else ""
         more = added(ones) if ones else f"{each}.0"
         own = line(f"{added(values)} * {f'(1.0 / tl.maximum({more}, 1.0))' if ones else 1 / each}")
         again = ", ".join("None" if i == place else ":" for i in range(len(parts)))

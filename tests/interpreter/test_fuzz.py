@@ -186,6 +186,28 @@ SHARED_ROW = Program(
 )
 
 
+# Moments in double precision, whose parts have counts that are divided.
+MOMENTS = Program(
+    shape=(2, 1205, 5),
+    inner=(1,),
+    outer=(0, 1),
+    steps=(
+        Step("v0", "two_zeros", ("y", "y"), 1),
+        Step("v3", "mul_col", ("y", "w"), 3),
+        Step("v4", "through_fp8", ("x", "v3"), 1),
+        Step("v6", "col_max_of_product", ("x", "y"), 1),
+        Step("v9", "padded_both", ("v0", "v4"), 3),
+        Step("v10", "row_sum", ("v4", "v9"), 2),
+        Step("v11", "elu_between", ("x", "v6"), 4),
+        Step("v13", "col_sum", ("v3", "v11"), 3),
+    ),
+    outputs=(("v11", "transposed"), ("v10", "transposed"), ("v13", "sliced")),
+    dtype="float64",
+    weight_dtype="float64",
+    fp8_dtype="float8_e5m2",
+)
+
+
 BUGS = {
     "variance": VARIANCE,
     "no rows": NO_ROWS,
@@ -195,6 +217,7 @@ BUGS = {
     "expanded": EXPANDED,
     "fewer axes": FEWER_AXES,
     "shared row": SHARED_ROW,
+    "moments": MOMENTS,
 }
 
 
