@@ -167,5 +167,5 @@ def _parser() -> Parser:
     add("--time", action="store_true", help="on a GPU: also time a step without and with mixorder")
     check_help = "also compare all gradients with Inductor's and with eager float64 (slow without a GPU)"
     add("--check", action="store_true", help=check_help)
-    add("--html", type=new_file, metavar="FILE", help="write a page with pictures as well")
+    add("--html", type=new_file, metavar="FILE", help="write a page with loops and kernels as well")
     return parser

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,7 +32,6 @@ from .calls import Calls
 from .explanation import Report
 from .findings import GraphRecord
 from .meta import faked, has_no_data, without_values
-from .names import gradients_in, names_of
 from .norms import norms_of
 from .untouched import as_it_was, uncompiled
 
@@ -53,7 +51,7 @@ def explain(
         if no_data := has_no_data(tensors):
             run, (args, kwargs) = faked(run, (args, kwargs))
             tensors = _tensors(run, args, kwargs)
-        watch = _Watch([], Calls(run, names_of(run, args, kwargs)), Breaks(), seen)
+        watch = _Watch([], Calls(run), Breaks(), seen)
         torch.compiler.reset()
         try:
             with (
@@ -67,7 +65,7 @@ def explain(
                 ours = dataclasses.replace(Options.current(), **_FIXED)
                 compiled = torch.compile(run, backend=_backend(watch, settings, ours), dynamic=dynamic)
                 notes += _backward(compiled(*args, **kwargs), watch)
-                if watch.calls.same:
+                if any(n > 1 for n in watch.runs):
                     notes.append(
                         "some modules run the same compiled graph: its regions are listed once, "
                         "and the totals count them for each run"
@@ -76,7 +74,6 @@ def explain(
             torch.compiler.reset()
         device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
         graphs = tuple(dataclasses.replace(g, runs=n) for g, n in zip(watch.graphs, watch.runs, strict=True))
-        graph_breaks = watch.breaks.count()
         if device.type == "cpu" and "cuda" in watch.autocasts:
             notes.append(
                 'torch.autocast("cuda") casts nothing without a GPU: the dtypes are those without autocast. '
@@ -86,8 +83,8 @@ def explain(
         notes += [f"not fused because of a bug: {str(e).splitlines()[0]}" for g in graphs for e in g.failures]
         return Report(
             graphs,
-            norms_of(run, graphs, watch.calls, graph_breaks),
-            graph_breaks,
+            norms_of(run, graphs, watch.calls.sizes),
+            watch.breaks.count(),
             device_info(device),
             on_gpu=device.type == "cuda",
             versions=versions.package_versions("mixorder", "torch", "triton"),
@@ -194,18 +191,12 @@ def _tensors(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Tenso
 def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Callable[..., Any]:
     """A `torch.compile` backend: Inductor's front end, our pass on a copy, then the graph as it is."""
 
-    def inner_compile(
-        names: Sequence[str], gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any
-    ) -> Callable[..., Any]:
+    def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         kind = "backward" if kwargs.get("is_backward") else "forward"
-        if kind == "backward":
-            watch.calls.backward(gm)
         with config.patched(settings):  # a GPU's backward is compiled on a thread of its own
             if kind == "forward":
                 frontend.report_strides(saved_strides(gm.graph))
-            watch.graphs.append(
-                _inspect(gm, example_inputs, kind, bool(kwargs.get("is_inference")), options, names)
-            )
+            watch.graphs.append(_inspect(gm, example_inputs, kind, bool(kwargs.get("is_inference")), options))
         if watch.seen is not None:
             watch.seen(watch.graphs[-1])
         place = len(watch.runs)
@@ -220,28 +211,20 @@ def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Calla
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         watch.breaks.add(gm)
         watch.autocasts |= frontend.autocasts(gm)
-        watch.calls.forward(gm)
-        names: list[str] = []  # of the inputs, once it runs; the backward is compiled after that
-        inner = functools.partial(inner_compile, names)
-        return watch.calls.watched(frontend.compile_with(inner, gm, example_inputs), names)
+        watch.calls.add(gm)
+        return frontend.compile_with(inner_compile, gm, example_inputs)
 
     return backend
 
 
 def _inspect(
-    gm: GraphModule,
-    example_inputs: Sequence[Any],
-    kind: str,
-    is_inference: bool,
-    options: Options,
-    names: Sequence[str],
+    gm: GraphModule, example_inputs: Sequence[Any], kind: str, is_inference: bool, options: Options
 ) -> GraphRecord:
-    """What mixorder makes of a graph, which stays as it is. `names`: of the forward's inputs."""
+    """What mixorder makes of a graph, which stays as it is."""
     ours = GraphModule(gm, copy.deepcopy(gm.graph))
     failures: list[MixorderError] = []
     with frontend.faking(example_inputs), collect(failures) as records:
         frontend.with_strides(ours, example_inputs)
         frontend.post_grad_passes(ours, is_inference=is_inference)
-        found = gradients_in(ours.graph, names) if kind == "backward" else {}
         pipeline.run(ours.graph, options)
-    return GraphRecord(kind, len(gm.graph.nodes), tuple(records), found, tuple(failures))
+    return GraphRecord(kind, len(gm.graph.nodes), tuple(records), tuple(failures))

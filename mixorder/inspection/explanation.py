@@ -13,8 +13,8 @@ class Report(Findings):
     """What mixorder does to a model. `print` shows it as text; `Findings` lists the fields."""
 
     def html(self, path: str | Path) -> Path:
-        """Write a page that needs no other file: the report, and a picture of each kind of region before and
-        after fusion. Returns the path.
+        """Write a page that needs no other file: the report, and each kind of region with bars of its time,
+        its loops and its kernels. Returns the path.
 
         Raises OSError if the file cannot be written.
         """

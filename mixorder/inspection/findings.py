@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 
 from ..errors import Decline, MixorderError
 from ..record import RegionRecord, as_dict
@@ -15,14 +14,12 @@ from ..schedule.device import DeviceInfo
 class GraphRecord:
     """One graph that Inductor would compile.
 
-    `kind`: `forward` or `backward`. `records`: its regions and declined pairs, in order. `gradients`: of
-    nodes that are gradients, the name, and the parameter or input, such as `norm.weight`. `failures`: bugs of
+    `kind`: `forward` or `backward`. `records`: its regions and declined pairs, in order. `failures`: bugs of
     mixorder that prevented a fusion. `runs`: how often the graph ran."""
 
     kind: str
     num_nodes: int
     records: tuple[RegionRecord | Decline, ...]
-    gradients: Mapping[str, str] = dataclasses.field(default_factory=dict)
     failures: tuple[MixorderError, ...] = ()
     runs: int = 1
 

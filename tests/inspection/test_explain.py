@@ -282,11 +282,12 @@ class Around(nn.Module):
         return self.last(self.parts(x))
 
 
-def test_names_are_whole_after_a_graph_break_and_for_each_module_of_a_graph() -> None:
+def test_names_are_whole_after_a_graph_break() -> None:
     found = mixorder.explain(Around(), options=ANY_SIZE)(torch.randn(300, 32, requires_grad=True))
     origins = {path for region in found.regions for path, _ in region.provenance.modules}
     assert origins == {"parts.0.norm", "last"}
-    assert {norm.path for norm in found.norms if not norm.reason} == {"parts.0.norm", "parts.1.norm", "last"}
+    (other,) = (norm for norm in found.norms if norm.reason)
+    assert other.path == "parts.1.norm" and "shares the graph of an equal module" in other.reason
     assert "some modules run the same compiled graph" in " ".join(str(found).split())
 
 
@@ -328,17 +329,16 @@ def test_a_norm_without_a_region_says_why_not() -> None:
     found = {norm.path: norm.reason for norm in mixorder.explain(Choice(), options=ANY_SIZE)(x).norms}
     assert found["used"] == ""
     assert "did not run" in found["idle"]
-    assert "gradients off" in found["off"]
-    assert "no gradient reaches it" in found["cut"]
+    assert "its result needs no gradient" in found["off"] == found["cut"]
     (plain,) = mixorder.explain(nn.LayerNorm(32), options=ANY_SIZE)(x.detach()).norms
-    assert "its input needs no gradient" in plain.reason
+    assert plain.reason == found["off"]
     with torch.no_grad():
         none = mixorder.explain(nn.LayerNorm(32), options=ANY_SIZE)(x)
-    assert "gradients off" in none.norms[0].reason
+    assert none.norms[0].reason == plain.reason
     assert none.notes == ("no backward ran: gradients are off (no_grad or inference_mode)",)
     with torch.inference_mode():
         none = mixorder.explain(nn.LayerNorm(32), options=ANY_SIZE)(torch.randn(300, 32))
-    assert "gradients off" in none.norms[0].reason and not none.regions
+    assert none.norms[0].reason == plain.reason and not none.regions
     assert none.notes[0] in " ".join(str(none).split()) and json.loads(none.to_json())["notes"] == list(
         none.notes
     )
@@ -395,7 +395,7 @@ def test_a_function_under_no_grad_still_knows_its_norms() -> None:
         return model(x)
 
     found = mixorder.explain(function)(torch.randn(300, 32, requires_grad=True))
-    assert [norm.path for norm in found.norms] == ["model"] and "gradients off" in found.norms[0].reason
+    assert [norm.path for norm in found.norms] == ["model"] and found.norms[0].reason
     assert "no result of the model needs a gradient" in " ".join(str(found).split())
 
 
@@ -534,4 +534,4 @@ class Captured(nn.Module):
 def test_a_model_of_which_nothing_is_captured_says_so() -> None:
     found = mixorder.explain(Captured())(torch.randn(8, 32))
     assert found.graphs == () and "torch.compile captured no graph." in str(found)
-    assert all("captured no graph of it" in norm.reason for norm in found.norms)
+    assert all("captured nothing of it" in norm.reason for norm in found.norms)

@@ -3,7 +3,6 @@
 from torch import nn
 
 from mixorder.errors import Decline, DeclineReason
-from mixorder.inspection.calls import Calls
 from mixorder.inspection.findings import GraphRecord
 from mixorder.inspection.norms import norms_of
 from mixorder.region.provenance import Provenance
@@ -21,7 +20,7 @@ def test_a_norm_has_the_reason_of_its_first_pair() -> None:
         declined(DeclineReason.MEMORY, "0"),
         declined(DeclineReason.CYCLE, "0", "1"),  # of what the first pair left over
     )
-    norms = norms_of(model, [GraphRecord("backward", 9, records)], Calls(model, {}), 0)
+    norms = norms_of(model, [GraphRecord("backward", 9, records)], {})
     assert [(norm.path, norm.reason) for norm in norms] == [("0", "memory: why"), ("1", "cycle: why")]
 
 
@@ -29,7 +28,7 @@ def test_rows_of_one_element_have_no_pair() -> None:
     """A map of one channel: all that is left to reduce is over its rows."""
     model = nn.Sequential(nn.LayerNorm(1), nn.LayerNorm((2, 1)))
     records = (declined(DeclineReason.TOO_SMALL, "0", "1"),)
-    norms = norms_of(model, [GraphRecord("backward", 9, records)], Calls(model, {}), 0)
+    norms = norms_of(model, [GraphRecord("backward", 9, records)], {})
     reasons = [norm.reason for norm in norms]
     assert reasons == [
         "its rows have one element each: there is nothing to reduce along them",
