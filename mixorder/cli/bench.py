@@ -45,7 +45,7 @@ class Way:
 
     `compile_s`: seconds of the first step, with compilation.
     `fused`: how many regions.
-    `times`: milliseconds of later forwards and whole steps.
+    `times`: milliseconds of later steps, forward and backward.
     `peak`: bytes of tensors at the peak of a step.
     `difference`: the largest of a gradient from the first way's.
     """
@@ -55,18 +55,22 @@ class Way:
     dynamic: bool | None = None
     compile_s: float = 0.0
     fused: int = 0
-    times: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    times: list[float] = dataclasses.field(default_factory=list)
     peak: int = 0
     difference: float = 0.0
 
-    def median(self, which: int) -> float:
-        """0 is the forward's milliseconds, 1 the whole step's."""
-        return statistics.median(sample[which] for sample in self.times)
+    @property
+    def ms(self) -> float:
+        """The median of the steps."""
+        return statistics.median(self.times)
 
 
 def main(argv: Sequence[str]) -> int:
     """The exit status."""
-    parser = _parser()
+    parser = Parser("python -m mixorder bench", DESCRIPTION, EPILOG)
+    add_factory(parser)
+    parser.add_argument("--steps", type=at_least(2), default=STEPS, help="timed steps (default: %(default)s)")
+    parser.add_argument("--autotune", action="store_true", help="also time mixorder with mixorder_autotune")
     args = parser.parse_args(argv)
     import torch
 
@@ -80,122 +84,82 @@ def main(argv: Sequence[str]) -> int:
     return judged(ways)
 
 
-def measure(
-    ways: Sequence[Way],
-    example: Example,
-    steps: int = STEPS,
-    clock: Clock | None = None,
-    peak: Peak | None = None,
-) -> None:
+def measure(ways: Sequence[Way], example: Example, steps: int = STEPS) -> None:
     """Fill in each way. The first step compiles, and gives the gradients that are compared."""
     import torch
 
     from mixorder.inductor.config import without_autograd_cache
+    from mixorder.inspection.accuracy import largest_error
     from mixorder.report import RegionRecord, collect
 
-    clock, peak = clock or cuda_clock, peak or cuda_peak
     torch.compiler.reset()
-    steppers, gradients = [], []
-    for way in ways:
+    steppers = [step_of(example, way.options, way.dynamic) for way in ways]
+    expected: Sequence[Tensor | None] | None = None
+    for way, step in zip(ways, steppers, strict=True):
         print(f"Compiling: {way.name}.", file=sys.stderr, flush=True)
-        stepper = Stepper(example, way.options, way.dynamic)
         start = time.perf_counter()
         with without_autograd_cache(), collect() as records:
             torch.manual_seed(0)
-            gradients.append(stepper.first())
-            clock([lambda: None])  # waits for the device
+            gradients = step()
+            torch.cuda.synchronize()
         way.compile_s = time.perf_counter() - start
         way.fused = sum(isinstance(record, RegionRecord) for record in records)
-        way.difference = difference(gradients[-1], gradients[0])
-        steppers.append(stepper)
-    gradients.clear()  # else they count as memory
-    for _ in range(WARMUP):
-        for stepper in steppers:
-            clock(stepper.phases)
-    for _ in range(steps):
-        for way, stepper in zip(ways, steppers, strict=True):
-            forward, backward = clock(stepper.phases)
-            way.times.append((forward, forward + backward))
-    for way, stepper in zip(ways, steppers, strict=True):
-        way.peak = peak(stepper)
+        expected = expected or gradients
+        pairs = zip(gradients, expected, strict=True)
+        way.difference = largest_error((a, b.double()) for a, b in pairs if a is not None and b is not None)
+    del gradients, expected, pairs  # else they count as memory
+    for turn in range(WARMUP + steps):
+        for way, step in zip(ways, steppers, strict=True):
+            ms = clock(step)
+            way.times += [ms] if turn >= WARMUP else []
+    for way, step in zip(ways, steppers, strict=True):
+        way.peak = peak(step)
 
 
-class Stepper:
-    """A compiled model's step, as forward and backward; gradients are not accumulated."""
-
-    def __init__(self, example: Example, options: dict[str, Any], dynamic: bool | None = None) -> None:
-        import torch
-
-        function, self.inputs, self.named = example
-        # An option and not a patch: a GPU's backward is compiled on a thread that a patch does not reach.
-        self.compiled = torch.compile(function, options={**options, "fx_graph_cache": False}, dynamic=dynamic)
-        self.roots: list[Tensor] = []
-        self.into: list[Tensor] = []
-
-    def first(self) -> tuple[Tensor | None, ...]:
-        """The gradients of the first step; later steps compute those of the same parameters."""
-        from mixorder.inspection.backward import gradients, parameters_behind
-
-        self.forward()
-        self.into = parameters_behind(self.roots)
-        return gradients(self.roots, self.into)
-
-    def forward(self) -> None:
-        from mixorder.inspection.backward import roots_of
-
-        self.roots = roots_of(self.compiled(*self.inputs, **self.named))
-
-    def backward(self) -> None:
-        from mixorder.inspection.backward import gradients
-
-        gradients(self.roots, self.into)
-
-    @property
-    def phases(self) -> list[Callable[[], None]]:
-        return [self.forward, self.backward]
+Step = Callable[[], "tuple[Tensor | None, ...]"]
+"""Runs forward and backward; returns the gradients, which are not accumulated."""
 
 
-Clock = Callable[[Sequence[Callable[[], None]]], list[float]]
-"""Runs phases one after the other; returns milliseconds of each."""
-
-
-def cuda_clock(phases: Sequence[Callable[[], None]]) -> list[float]:
-    """By events on the current stream of the GPU."""
+def step_of(example: Example, options: dict[str, Any], dynamic: bool | None = None) -> Step:
+    """A compiled model's step; the first call compiles."""
     import torch
 
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
-    events[0].record()
-    for phase, event in zip(phases, events[1:], strict=True):
-        phase()
-        event.record()
+    from mixorder.inspection.backward import gradients, parameters_behind, roots_of
+
+    function, inputs, named = example
+    # An option and not a patch: a GPU's backward is compiled on a thread that a patch does not reach.
+    compiled = torch.compile(function, options={**options, "fx_graph_cache": False}, dynamic=dynamic)
+    into: list[Tensor] = []
+
+    def step() -> tuple[Tensor | None, ...]:
+        roots = roots_of(compiled(*inputs, **named))
+        into.extend([] if into else parameters_behind(roots))
+        return gradients(roots, into)
+
+    return step
+
+
+def clock(step: Step) -> float:
+    """Milliseconds of a step, by events on the current stream of the GPU."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    step()
+    end.record()
     torch.cuda.synchronize()
-    return [start.elapsed_time(end) for start, end in zip(events, events[1:], strict=False)]
+    return start.elapsed_time(end)
 
 
-Peak = Callable[[Stepper], int]
-"""Bytes of tensors at the peak of a step."""
-
-
-def cuda_peak(stepper: Stepper) -> int:
-    """By PyTorch's allocator."""
+def peak(step: Step) -> int:
+    """Bytes of tensors at the peak of a step, by PyTorch's allocator."""
     import torch
 
-    stepper.roots = []
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    for phase in stepper.phases:
-        phase()
+    step()
     torch.cuda.synchronize()
-    stepper.roots = []
     return int(torch.cuda.memory_stats()["requested_bytes.all.peak"])
-
-
-def difference(ours: Sequence[Tensor | None], stock: Sequence[Tensor | None]) -> float:
-    """The largest of ||a - b|| / ||b|| over the gradients."""
-    from mixorder.inspection.accuracy import largest_error
-
-    pairs = zip(ours, stock, strict=True)
-    return largest_error((a, b.double()) for a, b in pairs if a is not None and b is not None)
 
 
 def table(ways: Sequence[Way]) -> str:
@@ -205,10 +169,8 @@ def table(ways: Sequence[Way]) -> str:
     stock = ways[0]
     rows = [
         ["", *(way.name for way in ways)],
-        ["step, ms", *(f"{way.median(1):.3f}" for way in ways)],
-        ["  forward", *(f"{way.median(0):.3f}" for way in ways)],
-        ["  backward", *(f"{way.median(1) - way.median(0):.3f}" for way in ways)],
-        ["speedup of the step", *(f"{stock.median(1) / way.median(1):.3f}" for way in ways)],
+        ["step, ms", *(f"{way.ms:.3f}" for way in ways)],
+        ["speedup of the step", *(f"{stock.ms / way.ms:.3f}" for way in ways)],
         ["peak memory, MiB", *(f"{way.peak / 2**20:.1f}" for way in ways)],
         ["first step, with compiling, s", *(f"{way.compile_s:.1f}" for way in ways)],
         ["regions fused", *(str(way.fused) for way in ways)],
@@ -223,9 +185,9 @@ def table(ways: Sequence[Way]) -> str:
 
 def _longer(way: Way, stock: Way) -> str:
     """How much longer a way's steps take, turn by turn, with the quartiles."""
-    differences = [b[1] - a[1] for a, b in zip(stock.times, way.times, strict=True)]
+    differences = [b - a for a, b in zip(stock.times, way.times, strict=True)]
     low, middle, high = statistics.quantiles(differences, n=4)
-    share = f"{middle:+.3f} ms a step ({middle / stock.median(1):+.1%})"
+    share = f"{middle:+.3f} ms a step ({middle / stock.ms:+.1%})"
     spread = ", which is less than its spread" if low <= 0 <= high else ""
     return f"{way.name} - stock: {share}, quartiles {low:+.3f} to {high:+.3f}{spread}"
 
@@ -235,7 +197,7 @@ def beside_predicted(example: Example, options: dict[str, Any], dynamic: bool | 
     ours = Way("mixorder", {"mixorder": True, **options}, dynamic)
     ways = [Way("stock", {"mixorder": False}, dynamic), ours]
     measure(ways, example)
-    predicted = f"{-saved_us / 1e3:+.3f} ms, {-saved_us / 1e3 / ways[0].median(1):+.1%} of stock's step"
+    predicted = f"{-saved_us / 1e3:+.3f} ms, {-saved_us / 1e3 / ways[0].ms:+.1%} of stock's step"
     return f"{table(ways)}\nPredicted: {predicted}."
 
 
@@ -245,11 +207,3 @@ def judged(ways: Sequence[Way]) -> int:
     if off:
         print(f"\nFAILED: the gradients of {', '.join(off)} differ from stock's (a random op in the model?).")
     return int(bool(off))
-
-
-def _parser() -> Parser:
-    parser = Parser("python -m mixorder bench", DESCRIPTION, EPILOG)
-    add_factory(parser)
-    parser.add_argument("--steps", type=at_least(2), default=STEPS, help="timed steps (default: %(default)s)")
-    parser.add_argument("--autotune", action="store_true", help="also time mixorder with mixorder_autotune")
-    return parser

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mixorder.cli import bench, check
-from mixorder.cli.factory import HELP, Example, add_factory, error_of, make
+from mixorder.cli.factory import HELP, Example, add_factory, make
 from mixorder.cli.interpreted import interpret_triton
 from mixorder.cli.parser import Parser
 from mixorder.cli.values import at_least, new_file
@@ -102,20 +102,12 @@ def report_of(parser: Parser, example: Example, options: dict[str, int], dynamic
     except CannotExplain:
         raise
     except Exception as error:
-        own = error_of(example)
-        if own and _same(own, error):
+        try:
+            function(*inputs, **named)
+        except Exception as own:
             hint = "" if inputs or named else " (the factory gave a model and no inputs)"
             parser.error(f"the model fails without mixorder as well: {in_a_line(own)}{hint}")
-        raise
-
-
-def _same(own: Exception, error: Exception) -> bool:
-    """Whether a model's own error is the one that stopped its compile, which quotes it or has it as cause."""
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) and isinstance(cause, Exception):
-        chain.append(cause)
-    said = str(own).strip().splitlines()[:1]
-    return any(type(one) is type(own) or (said and said[0] in str(one)) for one in chain)
+        raise error
 
 
 def _check_arguments(parser: Parser, args: argparse.Namespace, device: str) -> None:

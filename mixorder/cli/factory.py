@@ -70,16 +70,6 @@ def make(parser: Parser, name: str, device: str) -> Example:
     return _on(function, device), tuple(_on(value, device) for value in inputs), _on(named, device)
 
 
-def error_of(example: Example) -> Exception | None:
-    """The error with which a model fails by itself on its inputs; None if it does not."""
-    function, inputs, named = example
-    try:
-        function(*inputs, **named)
-    except Exception as error:
-        return error
-    return None
-
-
 def _takes_nothing(factory: Callable[..., Any]) -> bool:
     """Whether it can be called without arguments; True if that is unknown."""
     try:

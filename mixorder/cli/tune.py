@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mixorder.cli.bench import NO_GPU, Stepper
+from mixorder.cli.bench import NO_GPU, step_of
 from mixorder.cli.factory import HELP, add_factory, make
 from mixorder.cli.parser import Parser
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     torch.compiler.reset()
     print("Compiling, and timing schedules: some seconds for each region.", flush=True)
     with without_autograd_cache(), collect() as records:
-        Stepper(example, {"mixorder": True, "mixorder_autotune": True}).first()
+        step_of(example, {"mixorder": True, "mixorder_autotune": True})()
         torch.cuda.synchronize()
     found = [record for record in records if isinstance(record, RegionRecord)]
     left = [r for r in records if isinstance(r, Decline) and r.reason is DeclineReason.SLOWER]

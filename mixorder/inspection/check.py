@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,7 +33,6 @@ MORE_ERROR = 2.0  # times stock's
 NO_DIGITS = 0.5  # a gradient that is off by more is zero but for rounding, such as that of a key's bias
 MORE_NOISE = 10.0  # times stock's error, of such a gradient
 NO_REFERENCE, LEAST = 8, 1e-5  # where stock is the reference: times the dtype's epsilon, and at least
-FREE = 0.8  # of the free memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +133,6 @@ class _Run:
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
         self.names = names_of(function, args, kwargs)
-        self.saved: dict[tuple[int, int], int] = {}
         self.draws = False
 
     def compiled(self, compiler: Compile) -> Callable[[], Results]:
@@ -166,13 +163,12 @@ class _Run:
         return results
 
     def measured(self) -> float:
-        """Run the forward in eager, and note what it keeps for the backward. Returns the epsilon of the least
-        precise dtype of 16 bits or more among that."""
-        found = {torch.float32} if not self.saved else set()
+        """Run the model in eager. Returns the epsilon of the least precise dtype of 16 bits or more in which
+        the forward keeps something for the backward."""
+        found = {torch.float32}
 
         def keep(tensor: Tensor) -> Tensor:
             if tensor.is_floating_point() and tensor.dtype.itemsize >= 2:
-                self.saved[tensor.data_ptr(), tensor.numel()] = tensor.numel()
                 found.add(tensor.dtype)
             return tensor
 
@@ -182,24 +178,17 @@ class _Run:
 
     def reference(self) -> tuple[Results, str, list[str]]:
         """Results in eager float64 or, where that cannot be, in the model's dtype; what they are; why."""
-        why = self._why_not_wide()
-        if not why:
+        if isinstance(self.function, nn.Module):
             try:
-                return self._widened()(None), "eager float64", []
-            except Exception as error:  # such as a dtype that the model names itself
+                return self._widened(self.function), "eager float64", []
+            except Exception as error:  # such as a dtype that the model names itself, or too little memory
                 why = f"in float64 it fails ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+        else:
+            why = "a function's parameters cannot be widened"
         return self(self.function), "eager in the model's dtype", [why]
 
-    def _why_not_wide(self) -> str:
-        if not isinstance(self.function, nn.Module):
-            return "a function's parameters cannot be widened"
-        numbers = sum(self.saved.values()) + 2 * sum(p.numel() for p in self.function.parameters())
-        need, free = 8 * numbers, _free_memory(next(iter(self.function.parameters()), torch.empty(0)).device)
-        return f"float64 takes some {need / 2**30:.1f} GiB" if need > FREE * free else ""
-
-    def _widened(self) -> Callable[[None], Results]:
-        assert isinstance(self.function, nn.Module)
-        module = copy.deepcopy(self.function).double()
+    def _widened(self, model: nn.Module) -> Results:
+        module = copy.deepcopy(model).double()
 
         def wide(tensor: Tensor) -> Tensor:
             if not tensor.is_floating_point():
@@ -207,8 +196,7 @@ class _Run:
             return tensor.detach().double().requires_grad_(tensor.requires_grad)
 
         args, kwargs = tree_map_only(Tensor, wide, (tuple(self.args), dict(self.kwargs)))
-        run = _Run(module, args, kwargs)
-        return lambda _: run(module)
+        return _Run(module, args, kwargs)(module)
 
 
 def _tangent(root: Tensor) -> Tensor:
@@ -224,10 +212,3 @@ def _tangent(root: Tensor) -> Tensor:
 def _random_states() -> list[Tensor]:
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
