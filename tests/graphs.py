@@ -510,105 +510,23 @@ def told(graph: Graph) -> str:
     return "; ".join(lines) or "nothing"
 
 
-def random_function(seed: int, rows: int, cols: int) -> Callable[..., Any]:
-    """A program of (x, dy, m) that mixes what regions are made of with what they must stop at.
+def random_program(seed: int) -> tuple[Callable[..., Any], list[Spec]]:
+    """A program of the fuzzer without effects, of few elements, and its arguments."""
+    from support.differential import function_of
+    from support.inputs import Example
+    from support.operators import EDGES, FLOATS, MOVES
+    from support.programs import make
 
-    `x` and `dy` are (rows, cols); `m` is (cols, cols). Values stay around 1 in size.
-    """
-    rng = random.Random(seed)
-    plan = [(rng.choice(_STEPS), rng.random(), rng.random()) for _ in range(rng.randint(6, 16))]
-    plan += [("row_sum", 0.0, 0.99), ("col_sum", 0.0, 0.99)]
-    rng.shuffle(plan)
-    kept = [rng.random() for _ in range(4)]
-
-    def function(x: torch.Tensor, dy: torch.Tensor, m: torch.Tensor) -> Any:
-        full, row, col = [x, dy], [x.new_ones(rows, 1)], [m.select(0, 0)]
-        made = []
-        for step, a, b in plan:
-            p, q = full[int(a * len(full))], full[int(b * len(full))]
-            r, c = row[int(b * len(row))], col[int(a * len(col))]
-            value, table = _apply(step, p, q, r, c, m, (full, row, col))
-            table.append(value)
-            made.append(value)
-        values = {id(v): v for v in (made[int(k * len(made))] for k in kept)}
-        return [*values.values(), row[-1] * 1, col[-1] * 1]
-
-    return function
+    wanted = random.Random(seed).choices(sorted(FLOATS | MOVES | EDGES), k=12)
+    program = make(seed, small=True, wanted=wanted)
+    function = function_of(program)
+    given = Example(program, "cpu").inputs.values()
+    return lambda *args: function(*args), [(tuple(t.shape), t.dtype) for t in given]
 
 
-_STEPS = (
-    *("row_sum", "col_sum") * 4,
-    *("mul", "mul_row", "mul_row", "mul_col", "sub", "add") * 2,
-    *("tanh", "exp", "where", "matmul", "cumsum", "views"),
-    *("row_max", "col_max", "col_scale", "row_scale"),
-    *("pad_rows", "pad_cols", "scatter_rows", "scatter_cols", "select_row", "cat_rows", "cat_cols"),
-    *("rotate", "split", "permute"),
-)
-
-
-def _apply(
-    step: str, p: Any, q: Any, r: Any, c: Any, m: Any, tables: tuple[list[Any], ...]
-) -> tuple[torch.Tensor, list[Any]]:
-    full, row, col = tables
-    rows, cols = p.shape
-    match step:
-        case "row_sum":
-            return (p * q).sum(1, keepdim=True) / cols, row
-        case "col_sum":
-            return (p * q).sum(0) / rows, col
-        case "row_max":
-            return p.amax(1, keepdim=True).tanh(), row
-        case "row_scale":
-            return r * 0.5 + 1, row
-        case "col_scale":
-            return c * 0.5 + 1, col
-        case "mul":
-            return torch.tanh(p * q), full
-        case "mul_row":
-            return p * r, full
-        case "mul_col":
-            return p * c, full
-        case "sub":
-            return p - q * 0.5, full
-        case "add":
-            return (p + q) * 0.5, full
-        case "tanh":
-            return torch.tanh(p), full
-        case "matmul":
-            return p @ m, full
-        case "cumsum":
-            return p.cumsum(1) / cols, full
-        case "views":
-            return torch.sigmoid(p.reshape(2, rows // 2, cols)).reshape(rows, cols) + q, full
-        case "col_max":
-            return p.amax(0).tanh(), col
-        case "where":
-            return torch.where(p > q, p, q * 0.5), full
-        case "exp":
-            return torch.exp(-p * p), full
-        case "pad_rows":
-            return F.pad(torch.tanh(p[1:-2]), (0, 0, 2, 1), value=0.5) + q, full
-        case "pad_cols":
-            return F.pad(p[:, 3:] * q[:, :-3], (1, 2)) * r, full
-        case "scatter_rows":
-            return torch.slice_scatter(torch.zeros_like(p), torch.sin(p[:-1]), 0, 1) + q, full
-        case "scatter_cols":
-            return torch.slice_scatter(q * 0.5, p[:, :-4] * c[4:], 1, 2, -2), full
-        case "select_row":
-            return torch.select_scatter(torch.zeros_like(p), torch.cos(p[2]) * c, 0, rows - 1) + q, full
-        case "cat_rows":
-            return torch.cat([p[:3] * c, torch.tanh(q[3:-2]), p[-2:]]), full
-        case "cat_cols":
-            return torch.cat([p[:, 5:] * r, torch.tanh(q[:, :5])], 1), full
-        case "rotate":
-            return p * c + torch.cat([-p[:, cols // 2 :], p[:, : cols // 2]], 1) * r, full
-        case "split":
-            a, b = (p * c).split(cols // 2, 1)
-            return torch.cat([a * torch.sigmoid(b), b], 1), full
-        case "permute":
-            moved = torch.tanh(p).reshape(2, rows // 2, cols).permute(1, 0, 2).contiguous()
-            return torch.sin(moved).reshape(rows, cols) + q, full
-    raise AssertionError(step)
+def random_graph(seed: int) -> Graph:
+    function, specs = random_program(seed)
+    return traced(function, *specs)
 
 
 def choosing(change: Callable[..., Plan], *strategies: Strategy) -> tuple[Strategy, ...]:
