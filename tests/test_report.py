@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from graphs import f32, node, pair, traced
 from torch._dynamo.utils import counters
 from torch.fx import Graph
 
-from mixorder import pipeline, report
+from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
 from mixorder.inductor import telemetry, versions
 from mixorder.options import Options
@@ -235,9 +234,16 @@ def test_record_says_what_the_pass_took_and_compares_without() -> None:
     assert first.pass_ms != second.pass_ms and first == second and "stage_ms" not in repr(first)
 
 
-def test_a_graph_without_pairs_is_not_worth_a_line(said: Callable[[], list[str]]) -> None:
+def test_a_graph_without_pairs_is_not_worth_a_line_or_an_artifact(
+    said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    trace = lambda name, metadata_fn, **_: names.append(metadata_fn()["name"])  # noqa: E731
+    monkeypatch.setattr(telemetry, "trace_structured", trace)
     assert not run(traced(lambda x, dy: torch.tanh(x) * dy, FULL, FULL))
-    assert not said()
+    assert not said() and not names
+    run(graphs.pair_graph())
+    assert names == ["mixorder"]
 
 
 def test_collectors_nest_and_end() -> None:
@@ -304,37 +310,3 @@ def test_torch_logs_and_the_trace_that_tlparse_reads(tmp_path: Path) -> None:
     (record,) = json.loads("\n".join(payload[: None if end is None else end + 1]))
     assert record["name"] == "region0" and "@triton.jit" in record["kernels"][0]["text"]
     assert record["provenance"]["modules"][0] == ["0", "LayerNorm"]
-
-
-def test_a_graph_without_pairs_leaves_no_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
-    names: list[str] = []
-    trace = lambda name, metadata_fn, **_: names.append(metadata_fn()["name"])  # noqa: E731
-    monkeypatch.setattr(telemetry, "trace_structured", trace)
-    run(traced(lambda x, dy: torch.tanh(x) * dy, FULL, FULL))
-    assert names == []
-    run(graphs.pair_graph())
-    assert names == ["mixorder"]
-
-
-def test_a_collected_decline_keeps_no_frames() -> None:
-    """A backward is compiled during a step, whose gradients its frames would keep alive."""
-
-    class Gradient:
-        pass
-
-    alive = []
-
-    def refuse() -> None:
-        gradient = Gradient()
-        alive.append(weakref.ref(gradient))
-        try:
-            raise ValueError
-        except ValueError:
-            raise Decline(DeclineReason.SLOWER, "") from None
-
-    with collect() as records:
-        try:
-            refuse()
-        except Decline as decline:
-            report.declined(decline)
-    assert len(records) == 1 and alive[0]() is None

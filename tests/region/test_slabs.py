@@ -6,8 +6,7 @@ import torch
 from graphs import bf16, f32, traced
 from torch import Tensor
 
-from mixorder.errors import Decline, DeclineReason
-from mixorder.region.find import find_regions, next_region
+from mixorder.region.find import find_regions
 from mixorder.region.region import Region
 
 AXES = (0, 2, 3)
@@ -38,27 +37,6 @@ def test_a_stored_gradient_whose_order_only_its_operands_tell() -> None:
     assert len(found) == 3 and all(isinstance(one, Region) for one in found)
     assert [len(one.outer) for one in found if isinstance(one, Region)] == [2, 2, 2]
     assert {str(one.space) for one in found if isinstance(one, Region)} == {"row 64 x column 64 x row 3136"}
-
-
-def test_sums_of_a_pair_that_was_not_taken() -> None:
-    """An instance norm behind a bias: its sums and the bias' gradient are a pair. Where a row is too wide for
-    one, its sums are over slabs, and the second pass leaves parts of the bias' gradient, however long."""
-
-    def function(dy: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        sums = [one.float().sum((2, 3), keepdim=True) for one in (dy, dy.float() * x)]
-        mean, both = (one / 2**18 for one in sums)
-        dx = dy.float() - mean - x * both
-        return dx.to(x.dtype), dx.sum(AXES), *(one.sum(0) for one in sums)
-
-    graph = traced(function, *[((4, 32, 512, 512), bf16)] * 2)
-    search = find_regions(graph)
-    assert isinstance(pair := next(search), Region) and pair.inner and pair.outer
-    slabs = next_region(search, Decline(DeclineReason.ROW_TOO_WIDE, ""))
-    assert isinstance(slabs, Region) and not slabs.inner and {*pair.inner, *pair.outer} <= {*slabs.outer}
-    for told in (pair, Decline(DeclineReason.MEMORY, ""), None):
-        search = find_regions(graph)
-        next(search)
-        assert not isinstance(next_region(search, told), Region)
 
 
 def test_what_the_region_reads_anyway_is_not_read_multiplied() -> None:

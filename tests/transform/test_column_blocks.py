@@ -11,9 +11,7 @@ from graphs import bf16, f32, merged, only, traced
 
 from mixorder.errors import Decline
 from mixorder.ir.program import LoopProgram
-from mixorder.ir.verify import Form, verify
 from mixorder.transform.column_blocks import check_divisible, in_blocks
-from mixorder.transform.in_place import reuse_in_place
 
 
 def product(rows: int, cols: int) -> LoopProgram:
@@ -32,12 +30,6 @@ def bias(rows: int, cols: int, dtype: Any = bf16) -> LoopProgram:
 
     full = ((rows, cols), dtype)
     return merged(only(traced(function, full, full, ((cols,), f32))))
-
-
-def test_a_result_may_still_take_the_place_of_an_input() -> None:
-    divided = in_blocks(product(64, 96), 32)
-    reused = verify(reuse_in_place(divided, [b.name for b in divided.buffers[:1]]), Form.MERGED)
-    assert [b.over for b in reused.buffers if b.over]
 
 
 @pytest.mark.parametrize(
