@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import Block, HFRMSNorm, bf16, f32, f64, pair, randomised
-from running import ON, Tensors, check_gradients, compiled, gradients
+from running import ON, check_gradients, compiled, gradients
 from torch import nn
 
 from mixorder import pipeline
@@ -25,21 +25,19 @@ def overwritten(records: list[object]) -> int:
     return sum(name.startswith("in") for kernel in kernels for name in kernel.written)
 
 
-def both(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensors, Tensors, int]:
-    """Gradients with inputs overwritten, and without; and how many were."""
-    torch.manual_seed(0)
-    dtype = next(module.parameters()).dtype
-    x, dy = (torch.randn(SHAPE).to(dtype) for _ in range(2))
+def check_overwriting(
+    module: nn.Module, x: torch.Tensor, dy: torch.Tensor, monkeypatch: pytest.MonkeyPatch, terms: int = 111
+) -> tuple[int, list[RegionRecord]]:
+    """Assert that gradients are right, and the same bits with inputs overwritten and without. How many were,
+    and the regions."""
     with collect() as records:
         ours = gradients(module, x, dy, ON)
-    count = overwritten(records)
-    assert len(records) == 4  # three norms, and a bias gradient on its own
-    check_gradients(ours, module, x, dy, 111)
+    check_gradients(ours, module, x, dy, terms)
     monkeypatch.setattr(pipeline, "dead_after", lambda *_: ())
-    with collect() as records:
+    with collect() as others:
         apart = gradients(module, x, dy, ON)
-    assert overwritten(records) == 0
-    return ours, apart, count
+    assert overwritten(others) == 0 and all(map(torch.equal, ours, apart))
+    return overwritten(records), [r for r in records if isinstance(r, RegionRecord)]
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "hf": HFRMSNorm}
@@ -49,9 +47,8 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn
 def test_same_bits(norm: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two norms and the GELU get their gradient from a product; the last one writes over an activation."""
     module = randomised(Block(40, NORMS[norm]), dtype)
-    ours, apart, count = both(module, monkeypatch)
-    assert count == 4
-    assert all(map(torch.equal, ours, apart))
+    count, regions = check_overwriting(module, *(torch.randn(SHAPE).to(dtype) for _ in range(2)), monkeypatch)
+    assert count == len(regions) == 4  # three norms, and a bias gradient on its own
 
 
 class Response(nn.Module):
@@ -70,18 +67,8 @@ class Response(nn.Module):
 
 
 def test_what_another_kernel_has_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = randomised(Response(40), f32)
-    x, dy = torch.randn(SHAPE), torch.randn(SHAPE)
-    found = []
-    for dead in (pipeline.dead_after, lambda *_: ()):
-        monkeypatch.setattr(pipeline, "dead_after", dead)
-        with collect() as records:
-            found.append(gradients(module, x, dy, ON))
-        found.append(overwritten(records))
-    ours, count, apart, none = found
-    assert count == 1 and none == 0
-    check_gradients(ours, module, x, dy, 111)
-    assert all(map(torch.equal, ours, apart))
+    count, _ = check_overwriting(randomised(Response(40), f32), *torch.randn(2, *SHAPE), monkeypatch)
+    assert count == 1
 
 
 def test_symbolic_rows() -> None:
@@ -188,18 +175,9 @@ def test_same_bits_where_programs_share_a_row_and_do_not_wait(
 ) -> None:
     """A bias gradient of wide rows, of a product that nothing reads afterwards."""
     plan_with(strategies=(COOPERATIVE,))
-    torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(24, 12032), nn.GELU(), nn.Linear(12032, 8))
-    x, dy = torch.randn(37, 24), torch.randn(37, 8)
-    with collect() as records:
-        ours = gradients(module, x, dy, ON)
-    assert overwritten(records) == 1
-    check_gradients(ours, module, x, dy, 37)
-    monkeypatch.setattr(pipeline, "dead_after", lambda *_: ())
-    with collect() as records:
-        apart = gradients(module, x, dy, ON)
-    assert overwritten(records) == 0
-    assert all(map(torch.equal, ours, apart))
+    count, _ = check_overwriting(module, torch.randn(37, 24), torch.randn(37, 8), monkeypatch, 37)
+    assert count == 1
 
 
 class OverChannels(nn.Module):
@@ -218,14 +196,5 @@ def test_a_copy_in_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     module = randomised(OverChannels(40), f32)
     x, dy = torch.randn(3, 40, 37), torch.randn(3, 37, 40)
     before = x.clone()
-    found = []
-    for dead in (pipeline.dead_after, lambda *_: ()):
-        monkeypatch.setattr(pipeline, "dead_after", dead)
-        with collect() as records:
-            found.append(gradients(module, x, dy, ON))
-        (record,) = (one for one in records if isinstance(one, RegionRecord))
-        found.append((overwritten(records), record.traffic.copies))
-    ours, (count, copies), apart, (none, _) = found
-    assert (count, copies, none) == (1, 1, 0)
-    check_gradients(ours, module, x, dy, 111)
-    assert all(map(torch.equal, ours, apart)) and torch.equal(x, before)
+    count, (record,) = check_overwriting(module, x, dy, monkeypatch)
+    assert (count, record.traffic.copies) == (1, 1) and torch.equal(x, before)
