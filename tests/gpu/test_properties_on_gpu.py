@@ -5,6 +5,7 @@ import torch
 from gradients import NORMS as MODULES
 from gradients import case, grads, same
 from support.compilers import STRICT
+from support.inputs import poison_free_memory
 from torch._dynamo.utils import counters
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -17,12 +18,6 @@ def compiled(module, **options):
     return torch.compile(module, options=STRICT | options, dynamic=False)
 
 
-def poison():
-    """The allocator hands these out again."""
-    held = [torch.full((1 << n,), float("nan"), device="cuda") for n in range(10, 25)]
-    del held
-
-
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", NORMS)
@@ -32,12 +27,12 @@ def test_the_same_bits_in_every_run_and_on_every_stream(name, shape, dtype):
     first = grads(function, module, x, dy)
     assert counters["mixorder"]["fused_regions"] == 1
     for _ in range(5):
-        poison()
+        poison_free_memory()
         assert same(grads(function, module, x, dy), first)
     for stream in (torch.cuda.Stream(), torch.cuda.Stream(priority=-1)):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            poison()
+            poison_free_memory()
             found = grads(function, module, x, dy)
         stream.synchronize()
         assert same(found, first)

@@ -8,15 +8,8 @@ from gradients import NORMS
 from graphs import f32, randomised
 from results import RESULTS, aliases
 from support.compilers import STRICT
+from support.inputs import poison_free_memory
 from torch._dynamo.utils import counters
-
-
-def poison():
-    """Fill freed memory with NaN; the allocator hands it out again."""
-    blocks = [
-        torch.full((n,), float("nan"), device="cuda") for n in (20, 740, 2220, 100_000) for _ in range(8)
-    ]
-    del blocks
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -27,7 +20,7 @@ def test_results(name, dynamic):
     theirs, exact = tuple(t.clone() for t in mine), tuple(t.double() for t in mine)
     for x in mine[:2] if dynamic else ():
         torch._dynamo.maybe_mark_dynamic(x, 0)
-    poison()
+    poison_free_memory()
     with torch.no_grad():
         ours = torch.compile(function, options=STRICT, dynamic=None if dynamic else False)(*mine)
         eager, exact = function(*theirs), (*function(*exact), *exact)
@@ -45,7 +38,7 @@ def run(function, module, x):
 
 def check(forward, module, x, dynamic=False, cancelled=0.0):
     """`cancelled`: the size of the terms that a gradient is a difference of, where it is much larger."""
-    poison()
+    poison_free_memory()
     ours = run(torch.compile(lambda x: forward(module, x), options=STRICT, dynamic=dynamic), module, x)
     wide = copy.deepcopy(module).double()
     for mine, truth in zip(ours, run(lambda x: forward(wide, x), wide, x.double()), strict=True):

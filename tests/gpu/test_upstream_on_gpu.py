@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.case import Compile, Example, relative_errors
 from support.compilers import OURS, STOCK, inductor
+from support.inputs import poison_free_memory
 from torch import Tensor
 from upstream import LEFT, WOUNDS, WithToken, Wound
 
@@ -31,17 +32,9 @@ def fresh() -> None:
     torch.cuda.empty_cache()
 
 
-def poison() -> None:
-    """Fill freed memory with NaN; the allocator hands it out again."""
-    blocks = [
-        torch.full((n,), float("nan"), device="cuda") for n in (1000, 100_000, 10_000_000) for _ in range(8)
-    ]
-    del blocks
-
-
 def errors(example: Example, compile: Compile, exact: Sequence[Tensor]) -> list[float]:
     """Of each result; infinite where there is NaN."""
-    poison()
+    poison_free_memory()
     found = relative_errors(example.step(compile)(), exact)
     return [error if error == error else float("inf") for error in found]
 

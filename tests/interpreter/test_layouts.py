@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, snapshot, traced
+from graphs import bf16, f32, traced
 from grids import crossed
 from running import ON, check_gradients, gradients
 from torch import nn
@@ -165,17 +165,14 @@ def compare_row_counts(compiled: Any, function: Any, dtype: torch.dtype) -> None
             assert error <= 1.1 * reference + 1e-6 * float(truth.norm())
 
 
-def all_across(rows: int) -> tuple[Graph, Any]:
+def test_all_across_memory_is_read_along_the_rows() -> None:
+    """Nothing is copied, and the result is as transposed as the gradient."""
+
     def function(x: Any, dy: Any) -> Any:
         return dy - (x * dy).sum(1, keepdim=True), (x * dy).sum(0)
 
-    return traced(function, ((rows, 40), f32), ((rows, 40), f32), transposed=(0, 1)), function
-
-
-def test_all_across_memory_is_read_along_the_rows() -> None:
-    """Nothing is copied, and the result is as transposed as the gradient."""
     prepare_interpreter()
-    graph, function = all_across(24)
+    graph = traced(function, ((24, 40), f32), ((24, 40), f32), transposed=(0, 1))
     pipeline.run(graph, ON)
     graph.lint()
     assert counters["mixorder"] == {"fused_regions": 1} and aten.clone.default not in targets(graph)
@@ -184,13 +181,6 @@ def test_all_across_memory_is_read_along_the_rows() -> None:
     for mine, theirs, truth in zip(ours, function(*args), exact, strict=True):
         assert float((mine - truth).norm()) <= 1e-6 * float(truth.norm())
         assert mine.stride() == theirs.stride()
-
-
-def test_an_odd_number_of_rows_across_memory_is_left_alone() -> None:
-    graph, _ = all_across(23)
-    before = snapshot(graph)
-    pipeline.run(graph, ON)
-    assert counters["mixorder"] == {"declined:layout": 1} and snapshot(graph) == before
 
 
 def test_an_input_is_read_by_its_own_strides_where_it_replaces_a_sum_with_zeros() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import HFRMSNorm, f32, pair, randomised
+from graphs import HFRMSNorm, f32, randomised
 from grids import crossed
 from results import RESULTS, aliases
 from running import ON, Tensors
@@ -234,18 +234,6 @@ def test_layouts_of_dy(grad: str, inside: bool) -> None:
 
 
 # Read across memory: copied if it is the smaller part, else declined, and nothing is changed.
-
-
-@pytest.mark.parametrize("both", [False, True])
-def test_transposed_inputs(both: bool) -> None:
-    """Dynamo keeps the strides of an input: the placeholder has them, and no node copies it."""
-    x, dy = torch.randn(20, 37).t(), torch.randn(20, 37).t() if both else torch.randn(37, 20)
-    torch._dynamo.reset()
-    with collect() as records, torch.no_grad():
-        ours = torch.compile(pair, backend=compile_for_interpreter(ON), dynamic=False)(x, dy)
-    assert [isinstance(r, Decline) and r.reason.value for r in records] == ["layout" if both else False]
-    for mine, theirs in zip(ours, pair(x, dy), strict=True):
-        torch.testing.assert_close(mine, theirs)
 
 
 def test_every_other_column_is_copied() -> None:
