@@ -29,13 +29,16 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from mixorder import pipeline
 from mixorder.codegen.source import KernelSource
 from mixorder.errors import Decline
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.lowering.lower import lower
 from mixorder.lowering.tile import lower_tile
+from mixorder.options import Options
 from mixorder.region.find import find_regions
 from mixorder.region.region import Region
+from mixorder.report import RegionRecord, collect
 from mixorder.rewrite.rewrite import replace
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.facts import RowFacts, facts_of
@@ -527,6 +530,32 @@ def random_program(seed: int) -> tuple[Callable[..., Any], list[Spec]]:
 def random_graph(seed: int) -> Graph:
     function, specs = random_program(seed)
     return traced(function, *specs)
+
+
+ALWAYS = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+"""Strict, without a GPU, and whatever time is predicted."""
+
+
+def ends(graph: Graph, **options: Any) -> list[RegionRecord | Decline]:
+    """What becomes of each region in the pass, which rewrites the graph."""
+    with collect() as found:
+        pipeline.run(graph, dataclasses.replace(ALWAYS, **options))
+    graph.lint()
+    return found
+
+
+def fused(graph: Graph, **options: Any) -> RegionRecord:
+    """The record of a graph's one region, which is fused."""
+    (record,) = ends(graph, **options)
+    assert isinstance(record, RegionRecord), record
+    return record
+
+
+def declined(graph: Graph, **options: Any) -> Decline:
+    """Why a graph's one region is not fused."""
+    (decline,) = ends(graph, **options)
+    assert isinstance(decline, Decline), decline
+    return decline
 
 
 def choosing(change: Callable[..., Plan], *strategies: Strategy) -> tuple[Strategy, ...]:

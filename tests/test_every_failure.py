@@ -35,7 +35,7 @@ from mixorder.tune import tuner
 from mixorder.tune.search import Tuning
 from mixorder.tune.tuner import Problem, Tuned
 
-STRICT = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+STRICT = graphs.ALWAYS
 TUNED = dataclasses.replace(STRICT, autotune=True, min_numel=1)  # with 0 nothing is timed beside a region
 ALONE = dataclasses.replace(H200, exchanges=False)
 

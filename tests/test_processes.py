@@ -23,7 +23,6 @@ from recorder import Recorder
 
 import mixorder
 from mixorder import pipeline
-from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 
 HERE = Path(__file__).parent
@@ -149,16 +148,15 @@ def at_once(*functions: Callable[[], Any]) -> list[Any]:
 
 def test_threads_run_the_pass_at_once() -> None:
     """On graphs of their own, traced before; with the records of each that it gives alone."""
-    options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
     seeds = (5, 9, 20, 50)
     alone = []
     for seed in seeds:
         with collect() as records:
-            pipeline.run(graph := graphs.random_graph(seed), options)
+            pipeline.run(graph := graphs.random_graph(seed), graphs.ALWAYS)
         alone.append((kernels(records), launched(graph)))
     together = [graphs.random_graph(seed) for seed in seeds]
     with collect() as records:
-        at_once(*(lambda graph=graph: pipeline.run(graph, options) for graph in together))
+        at_once(*(lambda graph=graph: pipeline.run(graph, graphs.ALWAYS) for graph in together))
     assert kernels(records) == sorted(name for names, _ in alone for name in names)
     assert [launched(graph) for graph in together] == [grids for _, grids in alone]
 

@@ -22,7 +22,6 @@ from mixorder import pipeline, strategies
 from mixorder.errors import Decline
 from mixorder.ir.verify import verify
 from mixorder.lowering.tile import lower_tile
-from mixorder.options import Options
 from mixorder.schedule.device import H200
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.predicted import Expected
@@ -34,7 +33,7 @@ from mixorder.tune import tuner
 PACKAGE = Path(mixorder.__file__).parent
 FILES = [sys.modules[f"mixorder.strategies.{path.stem}"] for path in PACKAGE.glob("strategies/[a-z]*.py")]
 ENTRIES = {name for file in FILES for name, value in vars(file).items() if isinstance(value, Strategy)}
-OPTIONS = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+OPTIONS = graphs.ALWAYS
 WIDE = {
     "rms": graphs.rms_norm_backward(2048, 16384),
     "layer": graphs.layer_norm_backward(2048, 12288, f32),

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import graphs
 import torch
 from graphs import bf16, f16, f32, f64, traced
 from support.quantised import different
@@ -23,7 +24,7 @@ from mixorder.options import Options
 from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import RegionRecord, collect
 
-ON = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+ON = graphs.ALWAYS
 OFF = Options(enabled=False)
 
 Tensors = tuple[torch.Tensor, ...]

@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config as inductor_config
-from graphs import bf16, f32, find, traced
-from torch.fx import Graph
+from graphs import bf16, ends, f32, find, traced
 
-from mixorder import pipeline
 from mixorder.inductor.tensors import padded_strides
-from mixorder.options import Options
 from mixorder.region.padding import fills_gaps, has_gaps, is_filled
 from mixorder.region.peak_memory import Timeline
 
@@ -145,14 +142,9 @@ def test_none_where_inductor_pads_nothing() -> None:
         assert gaps(head) == []
 
 
-def run(graph: Graph) -> None:
-    pipeline.run(graph, Options(enabled=True, strict=True, interpret=True, min_numel=0))
-    graph.lint()
-
-
 def test_views_have_the_strides_that_follow() -> None:
     graph = traced(viewed, THREE, THREE, W)
-    run(graph)
+    ends(graph)
     found = {
         (n.name.partition("_")[0], tuple(n.meta["val"].stride()))
         for product in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)

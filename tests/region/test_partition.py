@@ -9,22 +9,21 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import bf16, f32, only, path_through_outside, traced
+from graphs import bf16, ends, f32, fused, only, path_through_outside, traced
 from support import quantised
 from torch.fx import Graph
 
-from mixorder import pipeline, report
 from mixorder.ir.program import BufferRole
 from mixorder.options import Options
 from mixorder.region.find import find_regions
 from mixorder.region.partition import lighter, partition
 from mixorder.region.region import Region
+from mixorder.report import RegionRecord
 from mixorder.rewrite.spelled import Spelling
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 
 aten = torch.ops.aten
-OPTIONS = Options(enabled=True, strict=True, interpret=True)
 
 
 def many_sums(rows: int, cols: int, count: int) -> Graph:
@@ -37,13 +36,8 @@ def many_sums(rows: int, cols: int, count: int) -> Graph:
     return traced(function, *[((rows, cols), f32)] * (2 + count))
 
 
-def record_of(graph: Graph) -> report.RegionRecord:
-    with report.collect() as records:
-        pipeline.run(graph, OPTIONS)
-    graph.lint()
-    (record,) = records
-    assert isinstance(record, report.RegionRecord)
-    return record
+def record_of(graph: Graph) -> RegionRecord:
+    return fused(graph, min_numel=Options.min_numel)
 
 
 def first(graph: Graph) -> Region:
@@ -111,9 +105,7 @@ def test_a_chain_of_norms_that_is_too_wide_becomes_two_regions() -> None:
     graph = norms_in_a_chain(8192)
     whole = only(graph)
     assert (len(whole.inner), len(whole.outer)) == (4, 4)
-    with report.collect() as records:
-        pipeline.run(graph, dataclasses.replace(OPTIONS, min_numel=0))
-    found = [(len(r.inner), len(r.outer)) for r in records if isinstance(r, report.RegionRecord)]
+    found = [(len(r.inner), len(r.outer)) for r in ends(graph) if isinstance(r, RegionRecord)]
     assert found == [(3, 2), (1, 2)]
 
 
@@ -186,7 +178,7 @@ def test_few_warps_do_not_compute_sines() -> None:
 
     large, piece = ((2**19, 256), bf16), ((2, 32, 512, 128), bf16)
     graph = traced(function, large, ((256, 256), bf16), piece, ((512, 128), f32))
-    pipeline.run(graph, OPTIONS)
+    record_of(graph)
     assert sum(n.target in (aten.cos.default, aten.sin.default) for n in graph.nodes) == 2
 
 

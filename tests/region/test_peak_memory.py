@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import backward_graph, f32, only, traced
+from graphs import backward_graph, declined, ends, f32, fused, only, traced
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
 
-from mixorder import pipeline
-from mixorder.errors import Decline, DeclineReason
+from mixorder.errors import DeclineReason
 from mixorder.inductor.graphs import triton_kernel_wrapper_functional
 from mixorder.inductor.tensors import padded_strides
-from mixorder.options import Options
 from mixorder.region import peak_memory
 from mixorder.region.peak_memory import Span, Timeline, bytes_of
-from mixorder.report import RegionRecord, collect
+from mixorder.report import RegionRecord
 
 ROWS, COLS = 4096, 256
 FULL, COLUMN, NARROW = ((ROWS, COLS), f32), ((COLS,), f32), ((COLS, 8), f32)
@@ -37,13 +35,6 @@ def written_in_place(x: Any, row: Any, w: Any) -> Any:
 
 def norm(x: Any, dy: Any) -> Any:
     return dy - x * (x * dy).sum(-1, keepdim=True), (x * dy).sum(0)
-
-
-def run(graph: Graph) -> list[RegionRecord | Decline]:
-    with collect() as records:
-        pipeline.run(graph, Options(enabled=True, strict=True, interpret=True, min_numel=0))
-    graph.lint()
-    return list(records)
 
 
 def test_peak_of_a_chain_of_products() -> None:
@@ -99,7 +90,7 @@ def test_norms_behind_a_residual_are_fused(dtype: torch.dtype) -> None:
         def forward(self, x: Any) -> Any:
             return x.float().square().mean()
 
-    records = run(backward_graph(torch.nn.Sequential(Block(), Block(), Loss()), (ROWS, COLS)))
+    records = ends(backward_graph(torch.nn.Sequential(Block(), Block(), Loss()), (ROWS, COLS)))
     assert [type(record) for record in records] == [RegionRecord] * len(records) and len(records) >= 2
 
 
@@ -168,8 +159,8 @@ def test_a_member_is_held_until_the_last_node_outside_reads_it() -> None:
 def test_a_region_that_raises_the_peak_is_declined() -> None:
     graph = traced(written_in_place, *SMALL)
     before = str(graph)
-    (decline,) = run(graph)
-    assert isinstance(decline, Decline) and decline.reason is DeclineReason.MEMORY
+    decline = declined(graph)
+    assert decline.reason is DeclineReason.MEMORY
     assert "MB at the peak instead of" in decline.detail and str(graph) == before
 
 
@@ -181,8 +172,8 @@ def test_an_input_that_is_held_counts_beside_its_copy(held: bool) -> None:
         x = (a @ b).t()
         return *norm(x, dy), x @ w if held else w
 
-    (end,) = run(traced(function, ((COLS, 8), f32), ((8, ROWS), f32), FULL, NARROW))
-    assert isinstance(end, RegionRecord) and end.num_nodes == 6 and end.peak is not None
+    end = fused(traced(function, ((COLS, 8), f32), ((8, ROWS), f32), FULL, NARROW))
+    assert end.num_nodes == 6 and end.peak is not None
     less = end.peak[0] - (end.peak[1] - end.traffic.workspace)
     assert less == 0 if held else less >= 0
 
@@ -195,8 +186,8 @@ def test_a_region_below_the_peak_is_fused_and_says_what_it_holds() -> None:
         return *written_in_place(x, row, w), large.sum()
 
     square = ((4 * ROWS, COLS), f32)
-    (record,) = run(traced(function, *SMALL, square, ((COLS, COLS), f32)))
-    assert isinstance(record, RegionRecord) and record.peak is not None
+    record = fused(traced(function, *SMALL, square, ((COLS, COLS), f32)))
+    assert record.peak is not None
     assert record.peak[1] - record.traffic.workspace <= record.peak[0]
 
 
@@ -215,7 +206,7 @@ def test_the_timeline_follows_the_rewrites(layers: int) -> None:
 
     graph = traced(function, FULL, FULL, ((COLS, COLS), f32))
     stock = Timeline(graph).stock
-    records = run(graph)
+    records = ends(graph)
     assert len(records) == layers
     for record in records:
         assert isinstance(record, RegionRecord) and record.peak is not None
@@ -254,8 +245,8 @@ def test_logits_of_a_product_that_torch_has_padded() -> None:
     graph = traced(function, *specs)
     size = 2 * rows * even
     assert size <= Timeline(graph).stock < 1.5 * size
-    (decline,) = run(graph)
-    assert isinstance(decline, Decline) and decline.reason is DeclineReason.MEMORY
+    decline = declined(graph)
+    assert decline.reason is DeclineReason.MEMORY
 
 
 def recomputed(a: Any, b: Any, dy: Any, w: Any, p: Any, q: Any) -> Any:
@@ -275,8 +266,8 @@ def test_an_input_that_would_be_held_over_the_peak_is_computed_again() -> None:
     graph = traced(recomputed, *RECOMPUTED)
     (total,) = (n for n in graph.nodes if n.name == "add")
     stock = Timeline(graph).stock
-    (record,) = run(graph)
-    assert isinstance(record, RegionRecord) and record.peak is not None
+    record = fused(graph)
+    assert record.peak is not None
     assert record.peak[1] - record.traffic.workspace <= 1.005 * stock
     assert total.users and not any(n.target is triton_kernel_wrapper_functional for n in total.users)
 
@@ -337,7 +328,7 @@ def test_a_result_behind_a_view_is_where_the_launch_wrote_it(monkeypatch: pytest
 
     shape = (8, ROWS // 8, COLS)
     graph = traced(function, (shape, f32), (shape, f32), ((COLS, COLS), f32))
-    records = run(graph)
+    records = ends(graph)
     assert [type(record) for record in records] == [RegionRecord] * 2
     (timeline,) = timelines
     views = graph.find_nodes(op="call_function", target=torch.ops.aten.reshape.default)

@@ -9,17 +9,16 @@ import graphs
 import pytest
 import torch
 import torch.distributed._functional_collectives  # registers the operators  # noqa: F401
-from graphs import f32, find, traced
+from graphs import ALWAYS, declined, ends, f32, find, fused, traced
 from torch.fx import Graph, Node
 
 from mixorder import pipeline
-from mixorder.errors import Decline, DeclineReason, MixorderError
+from mixorder.errors import DeclineReason, MixorderError
 from mixorder.inductor.graphs import triton_kernel_wrapper_functional
-from mixorder.options import Options
 from mixorder.region.effects import has_effect
 from mixorder.region.peak_memory import Timeline
 from mixorder.region.placement import moved
-from mixorder.report import RegionRecord, collect
+from mixorder.report import RegionRecord
 from mixorder.rewrite import graph_writer, rewrite
 
 FULL, COLUMN = ((512, 256), f32), ((256,), f32)
@@ -38,14 +37,6 @@ def random_sign(x: torch.Tensor) -> torch.Tensor:
 def effects(graph: Graph) -> list[tuple[Any, ...]]:
     """What the graph does beside computing, in order; operands aside, which the rewrite replaces."""
     return [(n.target, *(a for a in n.args if not isinstance(a, Node))) for n in graph.nodes if has_effect(n)]
-
-
-def run(graph: Graph, min_numel: int = 0) -> list[RegionRecord | Decline]:
-    options = Options(enabled=True, strict=True, interpret=True, min_numel=min_numel)
-    with collect() as records:
-        pipeline.run(graph, options)
-    graph.lint()
-    return list(records)
 
 
 def needed_late(x: Any, dy: Any, w: Any) -> Any:
@@ -83,25 +74,23 @@ def test_effects_keep_their_order(program: Any) -> None:
     graph = traced(program, FULL, FULL, COLUMN)
     before = effects(graph)
     assert len(before) >= 2
-    ends = run(graph)
+    (end,) = ends(graph)
     assert effects(graph) == before
-    assert any(isinstance(end, RegionRecord) for end in ends) or [e.reason for e in ends] == [
-        DeclineReason.ORDER
-    ]
+    assert isinstance(end, RegionRecord) or end.reason is DeclineReason.ORDER
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_order_does_not_depend_on_what_is_fused(program: Any) -> None:
     """Two processes of other sizes, of which one is too small, must meet in the same collectives."""
     large, small = (traced(program, ((rows, 256), f32), ((rows, 256), f32), COLUMN) for rows in (512, 200))
-    run(large, min_numel=100_000)
-    run(small, min_numel=100_000)
+    ends(large, min_numel=100_000)
+    ends(small, min_numel=100_000)
     assert effects(large) == effects(small)
 
 
 def test_a_region_without_a_place_is_declined() -> None:
-    (decline,) = run(traced(both_late, FULL, FULL, COLUMN))
-    assert isinstance(decline, Decline) and decline.reason is DeclineReason.ORDER
+    decline = declined(traced(both_late, FULL, FULL, COLUMN))
+    assert decline.reason is DeclineReason.ORDER
     assert "all_reduce" in str(decline)
 
 
@@ -109,7 +98,7 @@ def test_an_effect_that_the_region_does_not_need_moves_along() -> None:
     graph = traced(not_needed, FULL, FULL, COLUMN)
     (region,) = find(graph)
     assert [n for n in moved(region) if has_effect(n)] == [n for n in graph.nodes if has_effect(n)]
-    assert isinstance(run(graph)[0], RegionRecord)
+    fused(graph)
 
 
 def written(x: Any, dy: Any, w: Any, new: Any) -> Any:
@@ -128,7 +117,7 @@ def test_a_read_stays_before_a_write() -> None:
     for region in find(graph):
         later = moved(region)
         assert (early in later) <= (copy in later)
-    run(graph)
+    ends(graph)
     order = list(graph.nodes)
     assert order.index(early) < order.index(copy)
 
@@ -142,14 +131,13 @@ def test_a_launch_that_would_change_the_order_is_undone() -> None:
         """Only the first effect, past the others."""
         return tuple(n for n in graph.nodes if has_effect(n))[:1]
 
-    options = Options(enabled=True, strict=True, interpret=True, min_numel=0)
     late = [n for n in graph.nodes if n.op == "call_function"][-1]
     with (
         mock.patch.object(rewrite, "moved", wrong),
         mock.patch.object(graph_writer, "place_of", lambda _: late),
         pytest.raises(MixorderError, match="order of effects"),
     ):
-        pipeline.run(graph, options)
+        pipeline.run(graph, ALWAYS)
     assert [n.name for n in graph.nodes] == before
     graph.lint()
 
@@ -165,10 +153,9 @@ def used_at_the_end(x: Any, dy: Any, w: Any) -> Any:
 def test_a_late_launch_stands_in_front_of_the_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = FULL, FULL, ((256, 256), f32)
     early, late = (traced(used_at_the_end, *shapes) for _ in range(2))
-    run(early)
+    ends(early)
     monkeypatch.setattr(Timeline, "fits", lambda self, change: change.region.late)
-    (record,) = run(late)
-    assert isinstance(record, RegionRecord)
+    fused(late)
     products = [[launches_before(n) for n in g.nodes if n.target is aten.mm.default] for g in (early, late)]
     assert products == [[True, True, True], [False, False, True]]
     assert len(late.nodes) == len(early.nodes)

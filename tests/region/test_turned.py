@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from expecttest import TestCase
-from graphs import bf16, f32, node, snapshot, told, traced, traced_rows
+from graphs import bf16, declined, f32, node, snapshot, told, traced, traced_rows
 from support import quantised
 from support.quantised import F8
 
-from mixorder import pipeline
 from mixorder.errors import Decline
 from mixorder.inductor.graphs import takes_stated_strides
 from mixorder.options import Options
@@ -21,7 +20,6 @@ from mixorder.region.factors import Factor
 from mixorder.region.find import find_regions
 from mixorder.region.orders import Orders
 from mixorder.region.turned import innermost
-from mixorder.report import collect
 
 X, ROWS, COLUMNS = ((256, 512), bf16), ((256, 1), f32), ((1, 512), f32)
 Function = Callable[..., Any]
@@ -194,7 +192,4 @@ def test_what_is_predicted_to_save_nothing_is_left_as_it_is() -> None:
     """At this size, a launch takes longer than moving the bytes."""
     graph = traced(lambda x, s: cast(x, s).t().contiguous(), X, COLUMNS)
     before = snapshot(graph)
-    with collect() as records:
-        pipeline.run(graph, Options(enabled=True, strict=True, interpret=True))
-    (decline,) = records
-    assert isinstance(decline, Decline) and decline.reason.value == "slower" and snapshot(graph) == before
+    assert declined(graph, min_numel=Options.min_numel).reason.value == "slower" and snapshot(graph) == before

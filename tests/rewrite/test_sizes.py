@@ -7,15 +7,14 @@ from typing import Any
 from unittest import mock
 
 import torch
-from graphs import f32, traced_rows
+from graphs import ends, f32, traced_rows
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
 from mixorder.inductor.symbols import guarded
-from mixorder.options import Options
-from mixorder.report import RegionRecord, collect
+from mixorder.report import RegionRecord
 from mixorder.rewrite.sizes import sizes_from_inputs
 
 aten = torch.ops.aten
@@ -42,20 +41,13 @@ def asked_inside() -> tuple[Graph, Node]:
     return graph, size
 
 
-def run(graph: Graph) -> list[RegionRecord | Decline]:
-    with collect() as records:
-        pipeline.run(graph, Options(enabled=True, strict=True, interpret=True, min_numel=0))
-    graph.lint()
-    return list(records)
-
-
 def test_a_region_does_not_wait_for_a_size_of_its_own_result() -> None:
     graph, _ = asked_inside()
     with mock.patch.object(pipeline, "sizes_from_inputs", lambda graph: None):
-        (before,) = run(graph)
+        (before,) = ends(graph)
     assert isinstance(before, Decline) and before.reason is DeclineReason.ORDER
     graph, _ = asked_inside()
-    (fused,) = run(graph)
+    (fused,) = ends(graph)
     assert isinstance(fused, RegionRecord)
 
 

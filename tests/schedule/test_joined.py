@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, traced
+from graphs import bf16, ends, f32, fused, traced
 from torch.fx import Graph
 
-from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
 from mixorder.options import Options
 from mixorder.region.layouts import is_joined
-from mixorder.report import RegionRecord, collect
+from mixorder.report import RegionRecord
 
 aten = torch.ops.aten
 ROWS = 16384
@@ -57,26 +56,20 @@ def norms(widths: list[int], join: Join) -> Graph:
     return traced(function, ((ROWS, sum(widths)), bf16), ((ROWS, 1), f32), *parts)
 
 
-def records_of(graph: Graph, min_numel: int) -> list[RegionRecord | Decline]:
-    with collect() as records:
-        pipeline.run(graph, Options(enabled=True, strict=True, interpret=True, min_numel=min_numel))
-    return records
-
-
 @pytest.mark.parametrize("how", [*JOINED, *APART])
 def test_what_is_joined(how: str) -> None:
     graph = norms([448, 64], (JOINED | APART)[how])
-    fused = [r for r in records_of(graph, 0) if isinstance(r, RegionRecord)]
-    moved, expected = fused[0].traffic, fused[0].expected
+    record = fused(graph)
+    moved, expected = record.traffic, record.expected
     dx = 2 * ROWS * 448
-    assert len(fused) == 1 and moved.joined == (dx if how in JOINED else 0)
+    assert moved.joined == (dx if how in JOINED else 0)
     assert moved.total == moved.read + moved.written + 2 * (moved.workspace + moved.joined)
     assert expected.launches == 2 + (how in JOINED)
 
 
 @pytest.mark.parametrize("widths", [[2048, 1024, 1024], [1024, 1024, 1024, 1024]])
 def test_no_norm_is_fused_whose_copy_takes_what_it_saves(widths: list[int]) -> None:
-    records = records_of(norms(widths, JOINED["a loop reads what they are joined to"]), Options.min_numel)
+    records = ends(norms(widths, JOINED["a loop reads what they are joined to"]), min_numel=Options.min_numel)
     assert len(records) == len(widths) - 1
     for record in records:
         assert isinstance(record, Decline) and record.reason is DeclineReason.SLOWER
@@ -84,7 +77,7 @@ def test_no_norm_is_fused_whose_copy_takes_what_it_saves(widths: list[int]) -> N
 
 @pytest.mark.parametrize("how", ["as they are", "cat", "the parts as well"])
 def test_norms_whose_gradients_are_not_copied_are_fused(how: str) -> None:
-    records = records_of(norms([2048, 1024, 1024], APART[how]), Options.min_numel)
+    records = ends(norms([2048, 1024, 1024], APART[how]), min_numel=Options.min_numel)
     assert len(records) == 2 and all(isinstance(r, RegionRecord) for r in records)
 
 
@@ -94,7 +87,7 @@ def test_a_region_with_a_copy_has_another_key() -> None:
     def join(parts: list[Any]) -> Any:
         return parts[0], torch.cat(parts[1:], -1).sin()
 
-    first, second = records_of(norms([1024, 1024, 64], join), 0)
+    first, second = ends(norms([1024, 1024, 64], join))
     assert isinstance(first, RegionRecord) and isinstance(second, RegionRecord)
     assert sorted([first.traffic.joined, second.traffic.joined]) == [0, 2 * ROWS * 1024]
 

@@ -13,14 +13,12 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import bf16
+from graphs import bf16, fused
 from row_facts import with_numbers
 from torch.fx import Graph
 
-from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
-from mixorder.options import Options
-from mixorder.report import RegionRecord, collect
+from mixorder.report import RegionRecord
 from mixorder.schedule.cost import Traffic
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import Facts, facts_of
@@ -32,7 +30,6 @@ from mixorder.schedule.predicted import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-WHATEVER = Options(enabled=True, strict=True, interpret=True, min_numel=0)  # fuses whatever the prediction is
 
 
 def gelu_backward(rows: int, cols: int, dtype: torch.dtype = bf16, approximate: str = "none") -> Graph:
@@ -50,14 +47,6 @@ KINDS: dict[str, Callable[..., Graph]] = {
     "layer": graphs.layer_norm_backward,
     "gelu": gelu_backward,
 }
-
-
-def fused(graph: Graph) -> RegionRecord:
-    with collect() as records:
-        pipeline.run(graph, WHATEVER)
-    (record,) = records
-    assert isinstance(record, RegionRecord)
-    return record
 
 
 @functools.cache
@@ -220,7 +209,5 @@ def test_what_inductor_has_in_one_kernel_is_left_to_it_unless_much_is_saved() ->
         return of_rows * t, (of_rows * x).sum([0, 1], keepdim=True)
 
     graph = graphs.traced(temperature, *[((16384, 2048), bf16)] * 3, ((1, 1), bf16))
-    with collect() as ends:
-        pipeline.run(graph, dataclasses.replace(WHATEVER, min_numel=1))
-    (end,) = ends
-    assert isinstance(end, Decline) and end.reason is DeclineReason.SLOWER and "at least 30%" in end.detail
+    decline = graphs.declined(graph, min_numel=1)
+    assert decline.reason is DeclineReason.SLOWER and "at least 30%" in decline.detail

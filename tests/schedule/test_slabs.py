@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
-from graphs import f32, group_norm_forward, traced, traced_rows
+from graphs import declined, ends, f32, fused, group_norm_forward, traced, traced_rows
 from torch.fx import Graph
 
-from mixorder import pipeline
 from mixorder.errors import Decline, DeclineReason
-from mixorder.options import Options
-from mixorder.report import RegionRecord, collect
-
-ON = Options(enabled=True, strict=True, interpret=True, min_numel=0)
+from mixorder.report import RegionRecord
 
 
 def batch_norm(shape: tuple[int, int, int, int]) -> Graph:
@@ -43,14 +38,8 @@ def batch_norm(shape: tuple[int, int, int, int]) -> Graph:
     ],
 )
 def test_kernels_of_inductor(shape: tuple[int, int, int, int], launches: int) -> None:
-    with collect() as records:
-        pipeline.run(batch_norm(shape), ON)
-    (record,) = records
-    assert isinstance(record, RegionRecord) and record.expected.launches_apart == launches
-    by_time = dataclasses.replace(ON, min_numel=1)
-    with collect() as records:
-        pipeline.run(batch_norm(shape), by_time)
-    assert isinstance(records[0], Decline) == (launches == 1)
+    assert fused(batch_norm(shape)).expected.launches_apart == launches
+    assert isinstance(ends(batch_norm(shape), min_numel=1)[0], Decline) == (launches == 1)
 
 
 def centred(dy: Any, x: Any) -> Any:
@@ -69,9 +58,7 @@ def of_channels(dy: Any, x: Any) -> Any:
 def test_kernels_of_inductor_for_statistics(shape: tuple[int, int, int], launches: int) -> None:
     """As it compiles a group norm in channels-last: of many groups, it reads each in the order of memory."""
     for min_numel in (0, 1):
-        with collect() as records:
-            pipeline.run(group_norm_forward(*shape, 32), dataclasses.replace(ON, min_numel=min_numel))
-        (record,) = records
+        (record,) = ends(group_norm_forward(*shape, 32), min_numel=min_numel)
         assert isinstance(record, Decline) == (bool(min_numel) and launches == 2)
         if isinstance(record, RegionRecord):
             assert record.expected.launches_apart == launches
@@ -84,11 +71,8 @@ def test_kernels_of_inductor_for_statistics(shape: tuple[int, int, int], launche
 def test_any_batch_is_declined(function: Any, symbolic: list[int], detail: str) -> None:
     """Where elements of a sample need sums over all samples, or memory's order has another symbolic size."""
     full = (8, 2048, 24), f32
-    with collect() as records:
-        pipeline.run(traced_rows(function, full, full, symbolic=symbolic), ON)
-    (decline,) = records
-    assert isinstance(decline, Decline) and decline.reason is DeclineReason.DYNAMIC_SHAPE
-    assert detail in decline.detail
+    decline = declined(traced_rows(function, full, full, symbolic=symbolic))
+    assert decline.reason is DeclineReason.DYNAMIC_SHAPE and detail in decline.detail
 
 
 @pytest.mark.parametrize(
@@ -98,7 +82,5 @@ def test_rows_that_no_wide_access_fits_are_left_to_inductor(
     shape: tuple[int, int, int, int], pays: bool
 ) -> None:
     """H100, with a ReLU: 48x160x289 in bf16 29 us, by Inductor 24; 32x64x3136 in fp32 67 us, 81."""
-    with collect() as ends:
-        pipeline.run(batch_norm(shape), dataclasses.replace(ON, min_numel=4096))
-    (end,) = ends
+    (end,) = ends(batch_norm(shape), min_numel=4096)
     assert isinstance(end, RegionRecord if pays else Decline)
