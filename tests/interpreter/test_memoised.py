@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import types
 from typing import Any
 
 import memoised
@@ -28,30 +26,3 @@ def test_zeros_of_both_signs_are_two_constants() -> None:
     )
     both = [operands(interpreter.interpreter_semantic, made[0], value) for value in values]
     assert np.array_equal(np.signbit([number.handle.data[0] for _, number in both]), np.signbit(values))
-
-
-def test_a_class_may_be_a_builtin() -> None:
-    """One of Triton 3.8's is."""
-
-    class Block:
-        def __init__(self, size: int, _semantic: Any) -> None:
-            self.size, self.semantic = size, _semantic
-
-    target: Any = types.SimpleNamespace()
-    memoised.builtin(target, "Block", Block, None, types.SimpleNamespace(set_attr=setattr))
-    block = target.Block(4)
-    assert block.size == 4 and block.semantic is interpreter.interpreter_semantic
-
-
-def test_of_a_builtin_only_its_own_wrapper_is_left_out() -> None:
-    absolute = core.builtin(lambda a, _semantic: abs(a))
-
-    @functools.wraps(absolute)
-    def negative(*args: Any, **kwargs: Any) -> Any:
-        return -absolute(*args, **kwargs)
-
-    assert core.is_builtin(negative)
-    target: Any = types.SimpleNamespace()
-    for name, member in (("absolute", absolute), ("negative", negative)):
-        memoised.builtin(target, name, member, None, types.SimpleNamespace(set_attr=setattr))
-    assert target.absolute(-3) == 3 and target.negative(-3) == -3

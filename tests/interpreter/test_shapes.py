@@ -86,24 +86,6 @@ def apply(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return module(x)
 
 
-class OfImages(nn.Module):
-    """A norm over the channels of images, of what a Linear gives for their places, weighted by image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(24, 24), norm("layer", 24)
-        self.register_buffer("weight", torch.rand(6, 1, 1) + 0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm((self.linear(x) * self.weight).unflatten(1, (4, 5)))
-
-
-def test_places_of_images_in_one_dim_and_in_two() -> None:
-    (record,) = compare(apply, OfImages(), (torch.randn(6, 20, 24),))
-    assert isinstance(record, RegionRecord), record
-    assert len(record.outer) == 3  # the norm's weight and bias, and the Linear's bias
-
-
 RATIOS = [(17, 17), (1, 20), (3, 4097), (5, 6), (1500, 3), (4099, 2), (1, 1), (30, 1), (13, 768)]
 
 
@@ -136,23 +118,6 @@ def test_rows_and_columns(name: str, ratio: tuple[int, int], dynamic: int) -> No
 def test_no_rows(name: str, shape: tuple[int, ...], dynamic: bool) -> None:
     """There is nothing to fuse; the weights' gradients are zero, not what was in memory."""
     assert compare(apply, norm(name, 20), (torch.randn(shape),), dynamic=dynamic) == []
-
-
-def test_rows_found_to_vary_after_the_first_call() -> None:
-    """Dynamo's own choice: the first compile is static, the second serves all other numbers of rows."""
-    module = norm("layer", 16)
-    torch._dynamo.reset()
-    compiled = torch.compile(module, backend=compile_for_interpreter(ON))
-    with collect() as records:
-        for rows in (5, 9, 30, 300):
-            xs = (torch.randn(rows, 16),)
-            for mine, theirs in zip(
-                run(compiled, module, xs, sine), run(module, module, xs, sine), strict=True
-            ):
-                torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
-    static, dynamic = records
-    assert isinstance(static, RegionRecord) and static.rows == 5
-    assert isinstance(dynamic, RegionRecord) and str(dynamic.rows).startswith("s")
 
 
 def test_unbacked_rows_are_left_alone() -> None:

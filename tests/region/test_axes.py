@@ -29,14 +29,6 @@ S, T = (sympy.Symbol(name, integer=True, positive=True) for name in "st")
 
 
 @pytest.mark.parametrize(
-    ("sizes", "total"),
-    [((), 1), ((2, 3), 6), ((S, 3), 3 * S), ((S, T), S * T), ((S + T, 2), 2 * S + 2 * T), ((4, 0), 0)],
-)
-def test_product(sizes: Any, total: Any) -> None:
-    assert product(sizes) == total
-
-
-@pytest.mark.parametrize(
     ("whole", "part", "quotient"),
     [
         (24, 6, 4),
@@ -149,20 +141,6 @@ def test_classes(name: str) -> None:
     assert space == Space(axes)
     assert space.numel == product(inner[0])
     assert all(a[1] is not b[1] for a, b in zip(space.axes, space.axes[1:], strict=False))
-
-
-def test_extents_of_a_space() -> None:
-    space = Space(((2, ROW), (5, BATCH), (S, ROW), (4, COLUMN)))
-    assert (space.rows, space.cols, space.batch, space.numel) == (2 * S, 4, 5, 40 * S)
-    assert space.inner_kind is COLUMN and space.size(ROW, BATCH) == 10 * S
-    common = Space(((3, ROW), (6, BATCH), (35, COMMON)))
-    assert (common.rows, common.cols, common.batch, common.inner_kind) == (3, 35, 6, COMMON)
-
-
-def test_how_a_space_reads() -> None:
-    assert str(Space(((6, ROW), (4, COLUMN)))) == "6x4"
-    assert str(Space(((S * T, ROW), (4, COLUMN)))) == "s*t" + "x4"
-    assert str(Space(((6, ROW), (5, BATCH), (4, COLUMN)))) == "row 6 x batch 5 x column 4"
 
 
 # An outer reduction with no inner one beside it.

@@ -16,7 +16,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from mixorder.ir.reductions import AMAX, AMIN, SUM, XOR
 from mixorder.region import nodes
-from mixorder.region.axes import Reduced
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -26,41 +25,6 @@ def one(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dty
     """The last computed node of a function's graph, as it is traced."""
     graph = graphs.traced(function, *((shape, dtype) for shape in shapes), in_place=True)
     return [n for n in graph.nodes if n.op == "call_function"][-1]
-
-
-REDUCED = [
-    ((6, 4), [1], (1,)),
-    ((6, 4), [-1], (1,)),
-    ((6, 4), [-2], (0,)),
-    ((2, 3, 4), [2, 1], (1, 2)),
-    ((2, 3, 4), [-1, 0], (0, 2)),
-    ((2, 3, 4), [1], (1,)),
-    ((6, 4), None, (0, 1)),
-    ((6, 4), [], (0, 1)),
-]
-
-
-@pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize(("shape", "dims", "expected"), REDUCED)
-def test_reduced(shape: Any, dims: Any, expected: Any, keepdim: bool) -> None:
-    node = one(lambda x: aten.sum.dim_IntList(x, dims, keepdim), shape)
-    assert nodes.reduced(node) == Reduced(shape, expected)
-    assert nodes.keeps_dims(node) == keepdim
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.cumsum(1),
-        lambda x: x.relu(),
-        lambda x: x.argmax(1),
-        lambda x: aten.prod.dim_int(x, 1),
-        lambda x: (x > 0).any(1),
-    ],
-)
-def test_what_is_no_reduction_of_ours_reduces_nothing(function: Any) -> None:
-    node = one(function, (6, 4))
-    assert nodes.reduction_kind(node) is None and nodes.reduced(node) is None
 
 
 def test_a_symbolic_size_is_an_expression() -> None:
@@ -130,28 +94,6 @@ def test_a_value_written_under_a_mask(function: Any, expected: bool) -> None:
     graph = graphs.traced(function, ((6, 4), f32))
     (node,) = (n for n in graph.nodes if n.target is aten.index_put.default)
     assert nodes.is_pointwise(node) == expected
-
-
-@pytest.mark.parametrize(
-    ("function", "view"),
-    [
-        (lambda x: x.view(24), True),
-        (lambda x: x.unsqueeze(0), True),
-        (lambda x: x.view(6, 4, 1).squeeze(2), True),
-        (lambda x: x.view(6, 1, 4).expand(6, 5, 4), True),
-        (lambda x: x.t(), False),
-        (lambda x: x[1:], False),
-        (lambda x: x.clone(), False),
-    ],
-)
-def test_view(function: Any, view: bool) -> None:
-    assert nodes.is_view(one(function, (6, 4))) == view
-
-
-@pytest.mark.parametrize("keepdim", [False, True])
-def test_a_maximum_whose_indices_are_not_used(keepdim: bool) -> None:
-    node = one(lambda x: x.max(-2, keepdim=keepdim).values, (6, 4))
-    assert nodes.reduced(node) == Reduced((6, 4), (0,)) and nodes.keeps_dims(node) == keepdim
 
 
 def test_a_node_with_two_results_has_no_fake() -> None:

@@ -10,7 +10,7 @@ from unittest import mock
 
 import graphs
 import pytest
-from devices import AMD, DEVICES, H100, H200, MI300, SMALL, DeviceInfo
+from devices import AMD, DEVICES, H200, MI300, SMALL, DeviceInfo
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from row_facts import row_facts, with_numbers
@@ -95,19 +95,6 @@ def test_any_schedule_is_launchable(
         assert in_chunks or PersistentSpace(work, device, schedule).legal(schedule)
 
 
-@pytest.mark.parametrize("cols", [2048, 4096])
-def test_bytes_in_flight_follow_the_bandwidth(cols: int) -> None:
-    """Tiles are powers of two, stages are not: the H100 has 0.7 of the H200's bandwidth."""
-    rms = dataclasses.replace(RMS, cols=cols)
-    h200, h100 = (
-        tile * plan.lanes * rms.load_bytes * (stages - 1) * -(-plan.splits // device.num_sm)
-        for device in (H200, H100)
-        for plan in [choose(rms, device)]
-        for tile, _, stages in [graphs.tile_of(plan)]
-    )
-    assert 0.6 <= h100 / h200 <= 0.8
-
-
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.integers(1, 1000), st.integers(1, 5000))
 def test_split_size_is_what_the_user_says(rows: int, split_size: int) -> None:
@@ -161,11 +148,3 @@ def test_a_finalisation_holds_the_partials_of_any_split_size(split_size: int, de
     held = (1 << (schedule.splits - 1).bit_length()) * schedule.second.block
     assert held <= device.registers
     assert schedule.splits == min(-(-262_144 // split_size), device.registers // 8)
-
-
-def test_programs_with_a_single_tile_go_row_by_row_and_load_nothing_ahead() -> None:
-    """Where there are more of them than fit at once: their loads hide one another's."""
-    work = row_facts(2, 512, load_bytes=13, words=6, item_bytes=4)
-    many, few = (choose(dataclasses.replace(work, batch=batch), H200) for batch in (4096, 16))
-    assert (many.tile_rows, many.launch.num_stages, many.splits) == (1, 1, 1)
-    assert few.launch.num_stages > 1

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from row_facts import row_facts
 
-from mixorder.schedule.persistent import BUSY_REGISTERS, choose, layouts
+from mixorder.schedule.persistent import choose, layouts
 from mixorder.schedule.persistent_space import PersistentSpace
 
 
@@ -44,30 +44,6 @@ def test_each_part_of_a_schedule_is_varied() -> None:
     assert {s.launch.num_stages - start.launch.num_stages for s in near} == {-1, 0, 1}
     assert {2 * s.launch.num_warps // start.launch.num_warps for s in near} >= {1, 2, 4}
     assert {-(-s.splits // H200.num_sm) for s in near} == {1, 2, 4}
-
-
-def test_more_shared_memory_than_there_is_is_not_compiled() -> None:
-    here = space(1_000_000, 8192, load_bytes=8, staged_bytes=8, words=3)
-    start = here.start
-    assert not here.legal(start.changed(num_stages=5))
-    assert all(
-        s.tile_rows * s.lanes * 8 * (s.launch.num_stages - 1) <= H200.shared_memory for s in here.near(start)
-    )
-
-
-def test_more_registers_than_a_thread_has_are_not_compiled() -> None:
-    here = space(words=8)
-    per_thread = here.start.tile_rows * here.start.lanes // (here.start.launch.num_warps * 32)
-    assert (8 + 1) * per_thread * 2 > 255
-    assert not here.legal(here.start.changed(tile_rows=2 * here.start.tile_rows))
-
-
-def test_as_many_warps_as_a_limit_on_registers_leaves_room_for() -> None:
-    """ptxas gives a thread all that the limit allows, and a kernel that does not fit is not launched."""
-    here = space(16384, 1024, words=2, instructions=44, levels=0)
-    assert here.start.launch.max_registers == BUSY_REGISTERS
-    for schedule in here.near(here.start):
-        assert schedule.launch.num_warps * H200.warp_size * schedule.launch.max_registers <= H200.registers
 
 
 def test_the_users_split_is_kept() -> None:
