@@ -69,11 +69,17 @@ def lying(shape: tuple[int, ...], dtype: torch.dtype, last: bool) -> torch.Tenso
     return x.to(memory_format=torch.channels_last) if last else x
 
 
-def of_slabs(module: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> tuple[Tensors, list[RegionRecord]]:
-    """Gradients, and the records of regions over slabs."""
+def over_slabs(
+    module: nn.Module, x: torch.Tensor, dy: torch.Tensor, channels: int = 0, lies: bool = True
+) -> list[RegionRecord]:
+    """The regions over slabs of gradients that are as exact as the unfused ones, and lie as these. With
+    `channels` these are of the compiled graph, else eager; there are as many as the second dim has."""
     with collect() as records:
         ours = gradients(module, x, dy, ON)
-    return ours, [r for r in records if not isinstance(r, Decline) and r.strategy == SLABS.name]
+    stock = gradients(module, x, dy, OFF) if channels else unfused(module, x, dy)
+    check(ours, stock, exact_gradients(module, x, dy), x.numel() // (channels or x.shape[1]))
+    assert not lies or [g.stride() for g in ours] == [g.stride() for g in stock]
+    return [r for r in records if not isinstance(r, Decline) and r.strategy == SLABS.name]
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["nchw", "channels last"])
@@ -83,12 +89,10 @@ def test_gradients(name: str, last: bool) -> None:
     torch.manual_seed(1)
     module = randomised(make(), f32)
     x, dy = (lying(shape, f32, last) for _ in range(2))
-    ours, found = of_slabs(module, x, dy)
+    found = over_slabs(module, x, dy)
     inductors = (name == "batch of one" or "instance" in name) and not last  # it reads a row again from L2
     assert len(found) == (0 if inductors else 1)
     assert all(len(one.kernels) == 3 for one in found)
-    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
-    assert all(g.stride() == r.stride() for g, r in zip(ours, unfused(module, x, dy), strict=True))
 
 
 @pytest.mark.parametrize(("last", "dtype"), [(False, bf16), (True, f32)])
@@ -100,7 +104,7 @@ def test_residual_blocks(last: bool, dtype: torch.dtype) -> None:
     if last:
         module = module.to(memory_format=torch.channels_last)
     x, dy = (lying((4, 24, 18, 16), dtype, last) for _ in range(2))
-    ours, found = of_slabs(module, x, dy)
+    found = over_slabs(module, x, dy, 24)
     assert len(found) == 2
     for one, (reused, stored) in zip(found, [(1, 1), (2, 1)], strict=True):
         over = [b.over for b in one.loops.buffers if b.over]
@@ -108,8 +112,6 @@ def test_residual_blocks(last: bool, dtype: torch.dtype) -> None:
         outputs = {b.name for b in one.loops.role(BufferRole.OUTPUT)}
         again = {s.buffer for s in one.loops.nests[2].body if isinstance(s, Load)} & outputs
         assert len(again) == stored
-    stock = gradients(module, x, dy, OFF)
-    check(ours, stock, exact_gradients(module, x, dy), x.numel() // 24)
 
 
 def test_a_frozen_weight() -> None:
@@ -204,10 +206,7 @@ def test_tensors_that_lie_in_two_orders(shape: tuple[int, ...], of_x: bool, of_d
     torch.manual_seed(5)
     module = Stored(shape[1], 8, torch.channels_last if of_dy else torch.contiguous_format)
     x, dy = lying(shape, bf16, of_x), lying(shape, bf16, of_dy)
-    ours, found = of_slabs(randomised(module, bf16), x, dy)
-    assert len(found) == 1
-    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
-    assert [g.stride() for g in ours] == [g.stride() for g in unfused(module, x, dy)]
+    assert len(over_slabs(randomised(module, bf16), x, dy)) == 1
 
 
 class Between(nn.Module):
@@ -241,13 +240,11 @@ def test_a_gradient_lies_as_what_it_is_computed_from(
     torch.manual_seed(7)
     module = randomised(Between(shape[1], groups, active, affine), f32).to(memory_format=torch.channels_last)
     x, dy = (lying(shape, f32, True) for _ in range(2))
-    ours, (one,) = of_slabs(module, x, dy)
+    (one,) = over_slabs(module, x, dy)
     assert len(one.kernels) == 4  # the last one adds up the gradient of the bias
     full = [b for b in one.loops.buffers if b.numel == x.numel()]
     assert len(full) == 3
     assert all(b.stride[1] == 1 or b.stride[2] == 1 for b in full), [b.stride for b in full]
-    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
-    assert [g.stride() for g in ours] == [g.stride() for g in unfused(module, x, dy)]
 
 
 class Skip(nn.Module):
@@ -267,10 +264,9 @@ def test_a_gradient_of_which_parts_are_read_lies_as_what_it_is_computed_from() -
     torch.manual_seed(7)
     module = randomised(Skip(16), f32).to(memory_format=torch.channels_last)
     x, dy = (lying((3, 16, 12, 9), f32, True) for _ in range(2))
-    ours, (one,) = of_slabs(module, x, dy)
+    (one,) = over_slabs(module, x, dy, lies=False)
     full = [b for b in one.loops.buffers if b.numel == 3 * x.numel()]
     assert len(full) == 3 and all(1 in b.stride[1:3] for b in full), [b.stride for b in full]
-    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // 16)
 
 
 @pytest.mark.parametrize(
@@ -284,10 +280,8 @@ def test_sums_over_more_axes(shape: tuple[int, ...], active: bool, dtype: torch.
     before = [nn.Linear(channels, channels), nn.GELU()] if active else []
     module = randomised(nn.Sequential(*before, Responses(channels)), dtype)
     x, dy = (lying(shape, dtype, False) for _ in range(2))
-    ours, found = of_slabs(module, x, dy)
-    outer, kernels = [(len(r.outer), len(r.kernels)) for r in found][-1]
-    assert (outer, kernels) == (4 + active, 4 if shape[0] > 1 else 3)
-    check(ours, gradients(module, x, dy, OFF), exact_gradients(module, x, dy), x.numel() // channels)
+    *_, last = over_slabs(module, x, dy, channels)
+    assert (len(last.outer), len(last.kernels)) == (4 + active, 4 if shape[0] > 1 else 3)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["nchw", "channels last"])
@@ -297,9 +291,8 @@ def test_a_norm_behind_another(last: bool) -> None:
     torch.manual_seed(14)
     module = randomised(nn.Sequential(nn.BatchNorm2d(16), nn.ReLU(), nn.BatchNorm2d(16)), f32)
     x, dy = (lying((4, 16, 20, 16), f32, last) for _ in range(2))
-    ours, (one,) = of_slabs(module, x, dy)
+    (one,) = over_slabs(module, x, dy)
     assert (len(one.outer), len(one.kernels)) == (4, 4)
-    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // 16)
 
 
 class Conditioned(nn.Module):
@@ -349,9 +342,8 @@ def test_a_fourth_kernel_adds_up_what_the_third_has_computed(
     torch.manual_seed(8)
     module = randomised(Shifted(shape[1], groups, shape[0] if of_samples else 0), bf16)
     x, dy = (lying(shape, bf16, last) for _ in range(2))
-    ours, (one,) = of_slabs(module, x, dy)
+    (one,) = over_slabs(module, x, dy)
     assert len(one.kernels) == 4
-    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
 
 
 @pytest.mark.parametrize("rows", [2, 300])
@@ -447,14 +439,11 @@ def test_an_activation_lies_as_what_it_is_computed_from(shape: tuple[int, ...], 
     torch.manual_seed(10)
     module = randomised(Layers(shape[1], groups), f32).to(memory_format=torch.channels_last)
     x, dy = (lying(shape, f32, True) for _ in range(2))
-    ours, found = of_slabs(module, x, dy)
-    forward = found[0]  # from torch 2.15 on, there is one in the backward as well
+    forward, *_ = over_slabs(module, x, dy)  # from torch 2.15 on, there is one in the backward as well
     full = [b for b in forward.loops.buffers if b.numel == x.numel()]
     assert len(full) == 4 and all(b.stride == (x.stride(0), 1, *x.stride()[2:]) for b in full)
     (stored,) = [s for s in forward.loops.nests[0].body if isinstance(s, Store)]
     assert stored.buffer in {s.buffer for s in forward.loops.nests[2].body if isinstance(s, Load)}
-    check(ours, unfused(module, x, dy), exact_gradients(module, x, dy), x.numel() // shape[1])
-    assert [g.stride() for g in ours] == [g.stride() for g in unfused(module, x, dy)]
 
 
 STATISTICS_LEFT: dict[str, tuple[Make, tuple[int, ...]]] = {
