@@ -1,7 +1,7 @@
 """Write the main kernel of the cooperative strategy: `parts` programs share a row, each with some columns.
 
-In each phase, a program works on a row tile, stores its parts of the phase's reductions in the mailbox, and
-continues with its next tiles. The tile's next phase runs `depth` tiles later, when the totals are known.
+In the first phase, a program works on a row tile, stores its parts of the tile's reductions in the mailbox,
+and continues with its next tiles. The tile's second phase runs `lag` tiles later, when the totals are known.
 
 The result is correct even if the programs of a group do not run at the same time. A program that has waited
 too long takes the recompute fallback: it runs the same loop once more for each part, to fill the slots that
@@ -12,7 +12,7 @@ the program that computes it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -25,13 +25,14 @@ from ..ir.program import (
     LoopProgram,
     PartialAccumulate,
     Reduce,
+    Statement,
     Store,
 )
 from ..ir.reductions import AMAX
 from ..schedule.plan import Plan
 from ..transform.cooperative import MAILBOX, slots_of
 from .exchange import POLLS, Record, carried, word
-from .exchange_phases import floating, phases_of, without_effect
+from .exchange_phases import floating, groups_of, without_effect
 from .programmatic_launch import PROGRAM
 from .source import KernelSource
 from .writer import TileDim, Writer, filler, of_rows
@@ -49,11 +50,9 @@ def cooperative_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSo
 
 @dataclasses.dataclass(frozen=True)
 class _Held:
-    """A carried value: its name in the kernel, for how many iterations it stays in registers, and as what.
-    `raw`: as it was loaded."""
+    """A carried value: its name in the kernel, and as what it stays in registers. `raw`: as it was loaded."""
 
     name: str
-    age: int
     dtype: torch.dtype
     triton_dtype: str
     shape: str
@@ -73,11 +72,14 @@ class _CooperativeKernel:
         self.x, self.y = x, y
         self.writer = _CooperativeWriter(program, self.nest, (x, y), plan.splits)
         self.code = self.writer.code
-        self.phases = phases_of(self.nest.body, plan.group)
-        self.exchanged = [r for phase in self.phases for group in phase.groups for r in group]
+        body = self.nest.body
+        end = next((i for i, s in enumerate(body) if isinstance(s, Exchange)), len(body))
+        self.first, self.second = body[:end], body[end + 1 :]
+        self.groups = groups_of([s for s in body if isinstance(s, Reduce)], plan.group)
+        self.exchanged = [r for group in self.groups for r in group]
         self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
         self.writer.held = self._held()
-        if not self.ragged and len(self.phases) == 1:
+        if not self.ragged and not self.exchanged:
             self.writer.idle = set(self.accumulators)
 
     def written(self, label: str) -> KernelSource:
@@ -100,8 +102,8 @@ class _CooperativeKernel:
 
     def turns(self) -> None:
         """One turn for the program's own part. If a wait timed out, the recompute fallback: one turn for each
-        part and exchange, but for its own part's first exchange, which is done; then its own part again."""
-        code, recomputed = self.code, (len(self.phases) - 1) * self.plan.group - 1
+        other part; then its own part again. Warps may have read different slots: any of them tells."""
+        code, recomputed = self.code, self.plan.group - 1
         code.writeline("turn = tl.full([], 0, tl.int32)")
         code.writeline("turns = tl.full([], 1, tl.int32)")
         code.writeline("while turn < turns:")
@@ -109,7 +111,7 @@ class _CooperativeKernel:
             code.writeline(f"{MINE} = (turn == 0) | (turn == {recomputed + 1})")
             code.writeline(f"part = tl.where({MINE}, own, (own + turn) % {self.plan.group})")
             self.turn()
-            missed = self.any_warp(len(self.phases) - 1)
+            missed = "tl.max(missed1 + tl.zeros([R0_BLOCK], tl.int32), 0)"
             code.writeline(f"turns = tl.where((turn == 0) & ({missed} > 0), {recomputed + 2}, turns)")
             code.writeline("turn += 1")
 
@@ -128,16 +130,6 @@ class _CooperativeKernel:
             self.writer.release()
         for acc in self.accumulators:
             writer.store_partial(acc)
-
-    @staticmethod
-    def missed(phase: int) -> str:
-        """Triton text: whether a wait of the phases up to `phase` timed out."""
-        found = [f"missed{k}" for k in range(1, phase + 1)]
-        return f"({' | '.join(found)})" if len(found) > 1 else found[0]
-
-    def any_warp(self, phase: int) -> str:
-        """Triton text: whether one timed out in any warp. Warps may have read different slots."""
-        return f"tl.max({self.missed(phase)} + tl.zeros([R0_BLOCK], tl.int32), 0)"
 
     # Indices.
 
@@ -163,152 +155,124 @@ class _CooperativeKernel:
         pointer = self.writer.pointer(max(moves, key=lambda s: len(self.writer.varies(s))).buffer)
         self.code.writeline(f"anchor = tl.load({pointer} + {self.y.symbol}, {PROGRAM} < 0, other=0)")
 
-    def rows(self, phase: int) -> None:
+    def rows(self, late: bool) -> None:
         """The rows of the tile that a phase works on in this iteration."""
-        tile = self.tile_of(phase)
+        tile = self.tile_of() if late else "tile"
         x = self.x
         if self.phase is None:
             self.code.writeline(f"{x.symbol} = {self.writer.tile_rows(f'({tile})')}")
         else:
             self.writer.shifted_rows(tile)
-        before = f"({x.symbol} >= 0) & " if phase else ""
+        before = f"({x.symbol} >= 0) & " if late else ""
         self.code.writeline(f"{x.mask} = {before}({x.symbol} < {x.extent})")
 
-    def tile_of(self, phase: int, ahead: int = 0) -> str:
-        late = phase * self.plan.lag * self.step
-        ahead *= self.step
-        return f"tile - {late - ahead}" if late > ahead else "tile"
+    def tile_of(self, ahead: int = 0) -> str:
+        """Triton text: the tile that the second phase works on in this iteration, or so many later."""
+        late = (self.plan.lag - ahead) * self.step
+        return f"tile - {late}" if late else "tile"
 
-    def record(self, phase: int, group: int, row: int, tile: str) -> str:
+    def record(self, group: int, row: int, tile: str) -> str:
         """Triton text: the address of the record of a row of a tile, clamped to the existing tiles."""
         tile = f"tl.maximum(tl.minimum({tile}, tiles - 1), 0)"
         row_of = f"({self.writer.widened(tile, MAILBOX)} * XBLOCK + {row})"
         if self.phase is not None:
             row_of = f"({row_of} * {self.phase.period} + first)"
         slots = slots_of(self.plan.group)
-        first = self.exchanged.index(self.phases[phase - 1].groups[group][0])
+        first = self.exchanged.index(self.groups[group][0])
         return f"{self.writer.pointer(MAILBOX)} + ({row_of} * {len(self.exchanged)} + {first}) * {slots}"
 
     # The loop.
 
     def main_loop(self) -> None:
-        plan, code, last = self.plan, self.code, len(self.phases) - 1
-        held = self.writer.held
+        lag, code, held = self.plan.lag, self.code, self.writer.held
         for one in held.values():
-            for i in range(1, one.age + 1):
+            for i in range(1, lag + 1):
                 code.writeline(f"{one.name}_{i} = tl.zeros([{one.shape}], {one.triton_dtype})")
-        for k in range(1, last + 1):
-            code.writeline(f"missed{k} = tl.full([], 0, tl.int32)")
-        for k, group, row in self.records():
-            code.writeline(f"{_seen(k, group, row)} = " + self.peek(k, group, row, "begin"))
-        turns = f"tiles + {last * plan.lag * self.step}" if last else "tiles"
+        if self.exchanged:
+            code.writeline("missed1 = tl.full([], 0, tl.int32)")
+        for group in range(len(self.groups)):
+            for row in range(self.plan.tile_rows):
+                code.writeline(f"{_seen(group, row)} = " + self.peek(group, row, "begin"))
+        turns = f"tiles + {lag * self.step}" if self.exchanged else "tiles"
         code.writeline(f"for tile in tl.range(begin, {turns}, {self.step}, num_stages=NUM_STAGES):")
         with code.indent():
-            for k in range(last, -1, -1):
-                self.loads(k)
-            for k in range(last + 1):
-                self.run_phase(k)
+            # A phase's loads are outside every branch, so that Triton prefetches them.
+            if any(isinstance(s, Load) for s in self.second):
+                self.rows(late=True)
+                self.loads(self.second)
+            self.rows(late=False)
+            self.loads(self.first)
+            self.run(self.first)
+            for reduce in self.exchanged:
+                self.publish(reduce)
+            if self.exchanged:
+                self.totals()
+                self.rows(late=True)
+                # Masks, no branch: H200, RMSNorm 16384x16384 bf16: 76% of the limit with a branch, 91% so.
+                self.run(self.second)
             for value, one in held.items():
-                for i in range(one.age, 1, -1):
+                for i in range(lag, 1, -1):
                     moved = carried(f"{one.name}_{i - 1}", one.dtype.itemsize * 8, one.triton_dtype)
                     code.writeline(f"{one.name}_{i} = {moved}")
                 code.writeline(f"{one.name}_1 = {self.newest(value, one)}")
 
-    def loads(self, k: int) -> None:
-        """A phase's loads. They are outside every branch, so that Triton prefetches them."""
-        found = [s for s in self.phases[k].body if isinstance(s, Load)]
-        if found or k == 0:
-            self.rows(k)
-        for stmt in found:
-            self.writer.statement(stmt)
+    def loads(self, phase: Sequence[Statement]) -> None:
+        for stmt in phase:
+            if isinstance(stmt, Load):
+                self.writer.statement(stmt)
 
-    def run_phase(self, k: int) -> None:
-        if k == 0:
-            self.body(k)
-            return
-        code, ready = self.code, f"ready{k}"
-        code.writeline(f"{ready} = ({self.tile_of(k)} >= 0) & ({self.tile_of(k)} < tiles)")
-        self.totals(k)
-        self.rows(k)
-        # Masks, no branch: H200, RMSNorm 16384x16384 bf16: 76% of the limit with a branch, 91% with masks.
-        self.body(k)
-
-    def body(self, k: int) -> None:
-        for stmt in self.phases[k].body:
+    def run(self, phase: Sequence[Statement]) -> None:
+        for stmt in phase:
             if isinstance(stmt, Carry):
                 self.carry(stmt)
             elif not isinstance(stmt, Load):
                 self.writer.statement(stmt)
-        if k and self.phases[k].groups:
-            self.code.writeline(f"failed{k} = {self.any_warp(k)}")
-        for group in self.phases[k].groups:
-            for reduce in group:
-                self.publish(reduce, k)
 
-    def publish(self, reduce: Reduce, k: int) -> None:
+    def publish(self, reduce: Reduce) -> None:
         value = word(str(self.writer.ops.variables[reduce.name]))
         slots = slots_of(self.plan.group)
         at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {slots} + part"
-        # Before its first tile, and after a wait that timed out, a later phase has no valid value to store.
-        known = f"({self.x.symbol} >= 0) & (failed{k} == 0) & " if k else ""
         inside = f"{self.x.symbol} < tiles * {self.plan.tile_rows * self.plan.period}"
-        self.code.writeline(f"tl.store({self.writer.pointer(MAILBOX)} + ({at}), {value}, {known}({inside}))")
+        self.code.writeline(f"tl.store({self.writer.pointer(MAILBOX)} + ({at}), {value}, ({inside}))")
 
-    def totals(self, k: int) -> None:
-        """Wait for the totals that phase `k` needs for its tile, and issue the reads for its next tile."""
-        code = self.code
-        missed = self.missed(len(self.phases) - 1)
-        code.writeline(f"polls = tl.where({MINE} & ready{k} & ({missed} == 0), {POLLS}, 0)")
-        for g, group in enumerate(self.phases[k - 1].groups):
-            for row in range(self.plan.tile_rows):
-                record = Record(group[0].kind, len(group), self.plan.group)
-                total = f"total{k}_{g}_{row}"
-                code.writeline(
-                    f"{total} = "
-                    + record.total(self.record(k, g, row, self.tile_of(k)), _seen(k, g, row), "polls")
-                )
-                code.writeline(f"missed{k} = missed{k} | (ready{k} & ({total}[0] == 0)).to(tl.int32)")
+    def totals(self) -> None:
+        """Wait for the totals that the second phase needs, and issue the reads for its next tile."""
+        code, tile, rows = self.code, self.tile_of(), range(self.plan.tile_rows)
+        code.writeline(f"ready1 = ({tile} >= 0) & ({tile} < tiles)")
+        code.writeline(f"polls = tl.where({MINE} & ready1 & (missed1 == 0), {POLLS}, 0)")
+        for g, group in enumerate(self.groups):
+            record = Record(group[0].kind, len(group), self.plan.group)
+            for row in rows:
+                total = f"total1_{g}_{row}"
+                awaited = record.total(self.record(g, row, tile), _seen(g, row), "polls")
+                code.writeline(f"{total} = {awaited}")
+                code.writeline(f"missed1 = missed1 | (ready1 & ({total}[0] == 0)).to(tl.int32)")
             for i, reduce in enumerate(group):
-                values = [f"total{k}_{g}_{row}[{i + 1}]" for row in range(self.plan.tile_rows)]
+                values = [f"total1_{g}_{row}[{i + 1}]" for row in rows]
                 self.writer.ops.define(_column(values), reduce.dtype, reduce.name)
-            for row in range(self.plan.tile_rows):
-                code.writeline(f"{_seen(k, g, row)} = " + self.peek(k, g, row, self.tile_of(k, ahead=1)))
+            for row in rows:
+                code.writeline(f"{_seen(g, row)} = " + self.peek(g, row, self.tile_of(ahead=1)))
 
-    def peek(self, k: int, g: int, row: int, tile: str) -> str:
-        group = self.phases[k - 1].groups[g]
-        record = Record(group[0].kind, len(group), self.plan.group)
-        return record.peek(self.record(k, g, row, tile))
+    def peek(self, g: int, row: int, tile: str) -> str:
+        group = self.groups[g]
+        return Record(group[0].kind, len(group), self.plan.group).peek(self.record(g, row, tile))
 
-    def records(self) -> list[tuple[int, int, int]]:
-        return [
-            (k + 1, g, row)
-            for k, phase in enumerate(self.phases)
-            for g in range(len(phase.groups))
-            for row in range(self.plan.tile_rows)
-        ]
-
-    # Values that are carried from phase to phase.
+    # Values that are carried from the first phase to the second.
 
     def _held(self) -> dict[str, _Held]:
         """The values that are carried, by their names."""
-        found: dict[str, _Held] = {}
-        values = {s.name: s for s in self.nest.body if isinstance(s, Load | Reduce)}
-        for stmt in self.nest.body:
-            if isinstance(stmt, Carry):
-                value, age = values[stmt.value.name], stmt.phases * self.plan.lag
-                before = found.get(value.name)
-                name = before.name if before else f"held{len(found)}"
-                found[value.name] = self.held(name, value, max(age, before.age if before else 0))
-        return found
+        names = [s.value.name for s in self.nest.body if isinstance(s, Carry)]
+        loads = {s.name: s for s in self.nest.body if isinstance(s, Load)}
+        return {name: self.held(f"held{i}", loads[name]) for i, name in enumerate(names)}
 
-    def held(self, name: str, value: Load | Reduce, age: int) -> _Held:
+    def held(self, name: str, value: Load) -> _Held:
         varies = self.writer.deps[value.name]
-        if isinstance(value, Load) and len(varies) == 2:  # few values per row gain nothing
+        if len(varies) == 2:  # few values per row gain nothing
             own = self.program.buffer(value.buffer).dtype
             if own in _CARRIED_RAW:
-                return _Held(name, age, own, _CARRIED_RAW[own], self.writer.shape(varies), raw=True)
+                return _Held(name, own, _CARRIED_RAW[own], self.writer.shape(varies), raw=True)
         dtype = torch.int8 if value.dtype == torch.bool else value.dtype
-        return _Held(name, age, dtype, triton_compute_type(dtype), self.writer.shape(varies))
+        return _Held(name, dtype, triton_compute_type(dtype), self.writer.shape(varies))
 
     def newest(self, value: str, held: _Held) -> str:
         """Triton text: a value of this iteration, as it is carried."""
@@ -319,7 +283,7 @@ class _CooperativeKernel:
 
     def carry(self, stmt: Carry) -> None:
         held = self.writer.held[stmt.value.name]
-        text = f"{held.name}_{stmt.phases * self.plan.lag}"
+        text = f"{held.name}_{self.plan.lag}"
         if stmt.dtype == torch.bool:
             text = f"({text} != 0)"
         elif held.dtype != stmt.dtype:
@@ -380,8 +344,8 @@ class _CooperativeWriter(Writer):
         self.code.writeline(f"{acc} = {acc} * {scale} + {total}")
 
 
-def _seen(phase: int, group: int, row: int) -> str:
-    return f"seen{phase}_{group}_{row}"
+def _seen(group: int, row: int) -> str:
+    return f"seen1_{group}_{row}"
 
 
 def _column(values: list[str]) -> str:

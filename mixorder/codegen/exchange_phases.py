@@ -1,8 +1,6 @@
-"""The phases of a cooperative kernel and their properties, read off its nest."""
+"""What a cooperative kernel exchanges, and which of its sums need no mask, read off its nest."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import sympy
 
@@ -23,28 +21,6 @@ from .exchange import MAX_WORDS
 
 # Ops that give zero if all operands are zero, and their number of operands.
 _KEEPS_ZERO = {"mul": 2, "add": 2, "sub": 2, "neg": 1, "to_dtype": 1}
-
-
-@dataclasses.dataclass(frozen=True)
-class Phase:
-    """What runs between two exchanges. A group of reductions is exchanged in one record."""
-
-    body: tuple[Statement, ...]
-    groups: tuple[tuple[Reduce, ...], ...]
-
-
-def phases_of(body: tuple[Statement, ...], parts: int) -> tuple[Phase, ...]:
-    phases: list[Phase] = []
-    here: list[Statement] = []
-    for stmt in body:
-        if isinstance(stmt, Exchange):
-            names = [ref.name for ref in stmt.values]
-            reductions = [s for s in here if isinstance(s, Reduce) and s.name in names]
-            phases.append(Phase(tuple(here), groups_of(reductions, parts)))
-            here = []
-        else:
-            here.append(stmt)
-    return (*phases, Phase(tuple(here), ()))
 
 
 def groups_of(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], ...]:
@@ -76,13 +52,11 @@ def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
     anything, including infinite.
     """
     deps = nest.dependence()
-    loads = {s.name for s in nest.body if isinstance(s, Load)}
     zero: set[str] = set()
     found: set[Statement] = set()
     for stmt in nest.body:
-        loaded = stmt.value.name in loads if isinstance(stmt, Carry) else isinstance(stmt, Load)
-        if loaded and row in deps[stmt.name]:  # type: ignore[union-attr]
-            zero.add(stmt.name)  # type: ignore[union-attr]
+        if isinstance(stmt, Load | Carry) and row in deps[stmt.name]:
+            zero.add(stmt.name)
         elif isinstance(stmt, Compute) and stmt.op in _KEEPS_ZERO:
             args = [a.name for a in stmt.args if isinstance(a, Ref)]
             if len(args) == _KEEPS_ZERO[stmt.op] and zero.issuperset(args):

@@ -210,20 +210,19 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """`name = value`, as it was `phases` phases earlier for the same row tile."""
+    """`name = value`, as it was for the same row tile before its exchange."""
 
     name: str
     value: Ref
-    phases: int
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"%{self.name}: {short_dtype(self.dtype)} = carry[{self.phases}] {self.value}"
+        return f"%{self.name}: {short_dtype(self.dtype)} = carry {self.value}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """The end of a phase of a cooperative kernel: each reduction of a part in `values` becomes the row's."""
+    """The end of a cooperative kernel's first phase: reductions of a part, in `values`, become the row's."""
 
     buffer: str
     values: tuple[Ref, ...]

@@ -184,11 +184,10 @@ def _verify_phases(nest: Nest) -> None:
             phase += 1
             phase_of.update({ref.name: phase for ref in stmt.values})
             continue
-        age = stmt.phases if isinstance(stmt, Carry) else 0
         for name in operands(stmt):
             if deps[name] & rows:
                 # A reduction belongs to no phase until it is exchanged.
-                here = name in phase_of and phase_of[name] + age == phase
+                here = name in phase_of and phase_of[name] + isinstance(stmt, Carry) == phase
                 _require(here, "{} is in phase {}, %{} is not", stmt, phase, name)
         if isinstance(stmt, Value) and not isinstance(stmt, Reduce):
             phase_of[stmt.name] = phase

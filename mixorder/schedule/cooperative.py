@@ -46,7 +46,6 @@ MAX_PARTS = WARP  # a slot for each lane of a warp
 MOST_STAGES = MAX_STAGES - 1  # as with several programs per multiprocessor
 SPILLED_REGISTERS = 292  # estimated; 255 by ptxas, and rarely more than 100 bytes spilled
 MOST_LATE_BYTES = 4  # that the last phase loads. With 6, 16384x6144: 819 and 1861 us, Inductor's 780 and 566
-LATER_REGISTERS = 64  # where there is more than one exchange: ptxas mixes instructions of several phases
 
 
 def choose(facts: RowFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
@@ -127,9 +126,7 @@ def _layouts(facts: RowFacts) -> Iterator[tuple[int, int, int]]:
 def _depth(facts: RowFacts, tile: Tile, r0_block: int) -> int:
     """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
     for depth in range(MAX_DEPTH, 0, -1):
-        # With several exchanges, depth 1 may use all registers: there is no other choice.
-        least = depth == LEAST_DEPTH or (depth == 1 and facts.exchange.count > 1)
-        most = SPILLED_REGISTERS if least else FULL_REGISTERS
+        most = SPILLED_REGISTERS if depth == LEAST_DEPTH else FULL_REGISTERS
         if _registers(facts, tile, r0_block, depth) <= most:
             return depth
     return 0
@@ -142,21 +139,20 @@ def _registers(facts: RowFacts, tile: Tile, r0_block: int, depth: int) -> float:
 def registers_of(facts: RowFacts, rows: int, per_thread: float, depth: int) -> float:
     """Estimated registers of a thread with so many elements of a tile of so many rows.
 
-    Compiled for sm_90 (triton 3.7.1), 91 plans of norms and of parts of training steps, with up to four
-    exchanges: of 41 that spill, half are estimated between 15 too low and 110 too high.
+    Compiled for sm_90 (triton 3.7.1), 91 plans of norms and of parts of training steps: of 41 that spill,
+    half are estimated between 15 too low and 110 too high.
     """
     # Where loads are of several widths, Triton may carry a value in two layouts.
     copies = depth * (1 + facts.loads.mixed)
     words = facts.exchange.at_once + facts.held.of_columns / rows + copies * facts.exchange.carried_bytes / 4
     of_rows = rows * (facts.exchange.rows_at_once + copies * facts.exchange.row_words)
-    later = LATER_REGISTERS if facts.exchange.count > 1 else 0
-    return REGISTER_OVERHEAD + per_thread * words + of_rows + later
+    return REGISTER_OVERHEAD + per_thread * words + of_rows
 
 
 def _waits_late(facts: RowFacts) -> bool:
     """Whether the last phase loads much of its own, such as a residual's gradient."""
     late = facts.loads.staged_bytes - facts.exchange.carried_bytes
-    return facts.exchange.count > 0 and late > MOST_LATE_BYTES
+    return facts.exchange.values > 0 and late > MOST_LATE_BYTES
 
 
 def _parts(facts: RowFacts, r0_block: int) -> int:

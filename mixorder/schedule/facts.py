@@ -149,17 +149,14 @@ class Lying:
 class Exchanged:
     """What programs that share a row exchange."""
 
-    count: int = 0
-    """Exchanges per row."""
-
     values: int = 0
-    """The most reductions that one of these has."""
+    """Reductions of a row."""
 
     carried_bytes: int = 0
-    """Bytes of an element that wait for a total, counted once per phase that they are carried over."""
+    """Bytes of an element that wait for a total."""
 
     row_words: int = 0
-    """Words of a row that wait for a total, counted in the same way."""
+    """Words of a row that wait for a total."""
 
     at_once: float = 0.0
     """Words of an element that are live at once, at most, in the order of the statements: what is loaded,
@@ -262,9 +259,8 @@ class _Reader:
         )
 
     def exchange(self) -> Exchanged:
-        found = [s for s in self.main.body if isinstance(s, Exchange)]
-        most = max((len(s.values) for s in found), default=0)
-        return Exchanged(len(found), most, *self.carried(), self.at_once(True), self.at_once(False))
+        values = sum(len(s.values) for s in self.main.body if isinstance(s, Exchange))
+        return Exchanged(values, *self.carried(), self.at_once(True), self.at_once(False))
 
     @functools.cached_property
     def whole(self) -> list[Load]:
@@ -408,18 +404,15 @@ class _Reader:
         return max((1 + above[s.name] for s in self.main.body if isinstance(s, Reduce)), default=0)
 
     def carried(self) -> tuple[int, int]:
-        """Bytes of an element and words of a row, once per phase that they are carried over."""
-        values = {s.name: s for s in self.main.statements if isinstance(s, Load | Reduce)}
-        found = [(values[name], phases) for name, phases in self.longest.items()]
-        full = [(s, n) for s, n in found if isinstance(s, Load) and s in self.tiles]
-        of_rows = sum(words_of(s) * phases for s, phases in found if s not in self.tiles)
-        return sum(self.item(s) * phases for s, phases in full), of_rows
+        """Bytes of an element and words of a row."""
+        found = [s for s in self.main.statements if isinstance(s, Load) and s.name in self.waiting]
+        full = [s for s in found if s in self.tiles]
+        return sum(map(self.item, full)), sum(words_of(s) for s in found if s not in full)
 
     @functools.cached_property
-    def longest(self) -> dict[str, int]:
-        """The values that are carried to a later phase, and over how many phases at most."""
-        carries = sorted((s for s in self.main.body if isinstance(s, Carry)), key=lambda s: s.phases)
-        return {s.value.name: s.phases for s in carries}
+    def waiting(self) -> set[str]:
+        """The values that are carried to the second phase."""
+        return {s.value.name for s in self.main.body if isinstance(s, Carry)}
 
     def at_once(self, over_columns: bool) -> float:
         """The most words of an element, or of a row, that are live at once. All loads stand in front of the
@@ -434,7 +427,7 @@ class _Reader:
                 continue
             if isinstance(s, Load):
                 made = 0
-                if s.name in self.longest:
+                if s.name in self.waiting:
                     last, words = -1, self.item(s) / 4 if over_columns else words
             change[made] += words
             change[last] -= words

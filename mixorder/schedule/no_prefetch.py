@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from .device import DeviceInfo
 from .facts import RowFacts
 from .limits import MAX_STAGES, Tile, floor_power_of_2, registers_of
@@ -24,8 +22,7 @@ UNSTAGED_MOST = 1.33
 # warps 354 us, two of 4 223; without a norm 4096, 8192 and 16384 elements 285, 234 and 234 us.
 UNSTAGED_ELEMENTS, UNSTAGED_REGISTERS = 8192, 280
 # Programs of each multiprocessor, from which on nothing is loaded ahead. H200: batch axes of 131072, 4 stages
-# 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510. Programs with a
-# single tile each go row by row: 4096 of two rows of 512 in fp32, 5 stages 52.3 us, 1 stage 36.1, then 25.1.
+# 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510.
 MANY_PROGRAMS = 32
 # Warps of a multiprocessor, where many hide what loads take instead of loads ahead, and elements of a thread:
 # of tiles with narrow accesses, and of tiles whose loads lie in different directions. What is narrower than 4
@@ -52,9 +49,6 @@ def without_prefetch(
     repeated = loads_again(facts, tile)
     if stalls(facts):
         return _with_many_warps(facts, tile, lanes, device)
-    threads = tile.num_warps * device.warp_size
-    if facts.rows <= tile.xblock and facts.batch > per_sm * device.num_sm and lanes >= 4 * threads:
-        tile, many = dataclasses.replace(tile, xblock=1), True
     if not (many or repeated):
         return tile, per_sm
     elements, num_warps = tile.xblock * lanes, tile.num_warps

@@ -65,8 +65,7 @@ LIGHT_WORDS = 4  # held per element, at most, for tiles of half as many rows and
 WIDE_ROW = 8192  # bytes loaded per row
 # Of a multiprocessor, at least, before accesses get narrower. H200, two RMSNorms of a BitNet, 16384x2560 in 5
 # chunks, one program: 2 warps 237 us, 4 with accesses of 8 bytes 204. What then has less than 4 bytes is not
-# loaded ahead, and another program has the other warps. H100, LayerNorm behind dropout, 16384x768 in 3
-# chunks: 4 warps 175 us, 2 warps 154, two programs of 2 warps 95.
+# loaded ahead.
 CHUNKED_WARPS = 4
 # Per element; GELU by tanh has 35, by erf 50. By erf, 200704x512 bf16, elements of a thread and warps of a
 # multiprocessor: 32 and 8 205.4 us, 16 and 8 210.7, 8 and 32 213.5; 32768x3072: 203.3, 204.4, 212.2.
@@ -246,8 +245,6 @@ def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> tu
         few = per_sm * elements < per_thread * CHUNKED_WARPS * device.warp_size
         if few and per_thread // (2 * chunks) * facts.item_bytes >= ASYNC_BYTES:
             per_thread //= 2
-        elif few:
-            per_sm *= 2
     num_warps = max(1, min(device.max_warps, elements // per_thread // device.warp_size))
     per_thread = -(-elements // (num_warps * device.warp_size))
     registers = registers_of(facts, per_thread, chunks) * num_warps * device.warp_size

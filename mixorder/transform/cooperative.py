@@ -1,14 +1,14 @@
 """Let several programs share a row: each takes a part of its columns, and they exchange partial reductions.
 
-This is for rows that are too wide for one program. Takes a merged program; returns one whose main nest is a
-sequence of phases. A phase ends with an `Exchange` of its reductions over columns. The values of a row that a
-later phase needs are carried to it, because the program has started on other rows by then.
+This is for rows that are too wide for one program. Takes a merged program; returns one whose main nest has
+two phases, if it has reductions over columns: the first one ends with an `Exchange` of these. What is loaded
+of a row and needed in the second phase is carried to it, as the program has started on other rows by then.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import sympy
 import torch
@@ -43,6 +43,7 @@ def check_shareable(program: LoopProgram) -> None:
     """Raise `Decline` for a merged program whose rows cannot be shared."""
     main, row = program.nests[0], program.tile_axes[0].symbol
     deps, reductions = main.dependence(), [s for s in main.body if isinstance(s, Reduce)]
+    above = main.reductions_above()
     obstacles = {
         "a batch axis": program.axis(AxisClass.BATCH) is not None,
         "a common axis": program.axis(AxisClass.COMMON) is not None,
@@ -50,6 +51,7 @@ def check_shareable(program: LoopProgram) -> None:
         "reductions other than sums, maxima and minima in fp32": not all(
             s.kind.can_be_exchanged and s.dtype == torch.float32 for s in reductions
         ),
+        "reductions that need one another": any(above[s.name] for s in reductions),
         # For example with a single row. Only values that vary over rows belong to a phase.
         "a reduction whose result is the same for all rows": any(row not in deps[s.name] for s in reductions),
         "a workspace in float64": any(b.dtype == torch.float64 for b in program.role(BufferRole.WORKSPACE)),
@@ -86,30 +88,33 @@ def with_mailbox(program: LoopProgram, parts: int, rows: int) -> LoopProgram:
 class _Phases:
     def __init__(self, nest: Nest) -> None:
         self.nest = nest
-        self.deps = nest.dependence()
+        self.deps, self.above = nest.dependence(), nest.reductions_above()
         self.values = {s.name: s for s in nest.body if isinstance(s, Load | Compute | Reduce)}
         self.hoisted = {s.name for s in nest.preamble if isinstance(s, Load | Compute)}
         self.body: list[Statement] = []
         self.named: dict[tuple[str, int], str] = {}  # a value in a phase, and its name there
-        self.first: dict[str, int] = {}  # the phase that first has a value
 
     def rebuilt(self) -> Nest:
         roots = [s for s in self.nest.body if isinstance(s, Reduce | PartialAccumulate | Store)]
-        phase_of = depth_of_roots(self.nest)
-        last = 1 + max((phase_of(r) for r in roots if isinstance(r, Reduce)), default=-1)
-        by_phase: dict[int, list[Root]] = {phase: [] for phase in range(last + 1)}
-        for root in roots:
-            by_phase[last if isinstance(root, PartialAccumulate) else phase_of(root)].append(root)
-        for phase, here in by_phase.items():
-            # Until its phase ends, a reduction has the value of a part: reductions come last.
-            for root in sorted(here, key=lambda r: isinstance(r, Reduce)):
-                value = Ref(self.value(root.value.name, phase))
-                self.body.append(dataclasses.replace(root, value=value))
-            if reductions := [r for r in here if isinstance(r, Reduce)]:
-                self.body.append(Exchange(MAILBOX, tuple(Ref(r.name) for r in reductions)))
-                self.named.update({(r.name, phase + 1): r.name for r in reductions})
-                self.first.update({r.name: phase + 1 for r in reductions})
+        reductions = [r for r in roots if isinstance(r, Reduce)]
+        late = [r for r in roots if reductions and self.is_late(r)]
+        # Until the first phase ends, a reduction has the value of a part: reductions come last.
+        self.add([*(r for r in roots if not isinstance(r, Reduce) and r not in late), *reductions], 0)
+        if reductions:
+            self.body.append(Exchange(MAILBOX, tuple(Ref(r.name) for r in reductions)))
+            self.named.update({(r.name, 1): r.name for r in reductions})
+            self.add(late, 1)
         return dataclasses.replace(self.nest, body=tuple(self.body))
+
+    def is_late(self, root: Root) -> bool:
+        """Whether a statement runs in the second phase."""
+        name = root.value.name
+        needs_total = self.above[name] > 0 or isinstance(self.values.get(name), Reduce)
+        return not isinstance(root, Reduce) and (isinstance(root, PartialAccumulate) or needs_total)
+
+    def add(self, roots: Sequence[Root], phase: int) -> None:
+        for root in roots:
+            self.body.append(dataclasses.replace(root, value=Ref(self.value(root.value.name, phase))))
 
     def value(self, name: str, phase: int) -> str:
         """The name of a value in a phase. Adds its statements if they are missing."""
@@ -117,29 +122,14 @@ class _Phases:
             return name
         key = (name, phase if self.deps[name] else 0)
         if key not in self.named:
-            stmt = self.values[name]
+            stmt, before = self.values[name], self.named.get((name, 0))
             # Not `.1`: lowering gives such names to the statements of one op.
-            new = name if name not in self.first else f"{name}.in{phase}"
-            first = self.first.setdefault(name, phase)
-            if first < phase and isinstance(stmt, Load | Reduce):
-                source = self.named[name, first]
-                self.body.append(Carry(new, Ref(source), phase - first, stmt.dtype))
+            new = name if before is None else f"{name}.in1"
+            if before is not None and isinstance(stmt, Load):
+                self.body.append(Carry(new, Ref(before), stmt.dtype))
             else:
                 assert isinstance(stmt, Load | Compute), name  # a reduction comes before its uses
                 used = {n: self.value(n, phase) for n in operands(stmt)}
                 self.body.append(renamed(stmt, new, used))
             self.named[key] = new
         return self.named[key]
-
-
-def depth_of_roots(nest: Nest) -> Callable[[Root], int]:
-    """A function that counts the dependent reductions before a reduction, an accumulation or a store."""
-    above = nest.reductions_above()
-    reduced = {s.name for s in nest.body if isinstance(s, Reduce)}
-
-    def depth_of(root: Root) -> int:
-        if isinstance(root, Reduce):
-            return above[root.name]
-        return above[root.value.name] + (root.value.name in reduced)
-
-    return depth_of

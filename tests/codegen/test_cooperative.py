@@ -8,25 +8,12 @@ import graphs
 import pytest
 import torch
 from evaluate import computed
-from graphs import f32, only, share, traced
+from graphs import share
 
 from mixorder.codegen.exchange_phases import without_effect
 from mixorder.ir.program import Carry, Compute, Load, LoopProgram, PartialAccumulate, Reduce
 from mixorder.ir.reductions import SUM
 from mixorder.transform.cooperative import check_shareable
-
-
-def program_of(function: Any, *specs: Any) -> LoopProgram:
-    return graphs.merged(only(traced(function, *specs)))
-
-
-def two_stages(x: Any, dy: Any, w: Any) -> Any:
-    q = x * (1 / x.abs().amax(-1, keepdim=True))
-    return dy * w - q * (q * dy * w).sum(-1, keepdim=True), (dy * q).sum(0)
-
-
-TWO_STAGES = (two_stages, ((64, 1024), f32), ((64, 1024), f32), ((1024,), f32))
-
 
 # Which sums stay as they are where there is no row.
 
@@ -82,13 +69,3 @@ def test_a_sum_that_is_not_masked_is_given_zeros(other: float, programs: list[Lo
         assert all(given[s] == 0 for s in unmasked)
         idle, masked = idle + len(unmasked), masked + len(given.keys() - unmasked)
     assert idle > 2 and masked > 5  # or nothing was tested
-
-
-def test_a_total_that_is_carried_need_not_be_zero_beyond_the_last_row() -> None:
-    def function(x: Any, dy: Any, w: Any) -> Any:
-        q = x * torch.log(x).amax(-1, keepdim=True)  # of zeros, minus infinity
-        return dy * w - q * (q * dy * w).sum(-1, keepdim=True), (dy * q).sum(0)
-
-    program = share(program_of(function, *TWO_STAGES[1:]), 4, 1)
-    assert any(isinstance(s, Carry) and s.value.name == "amax" for s in program.nests[0].body)
-    assert without_effect(program.nests[0], program.tile_axes[0].symbol) == set()

@@ -53,18 +53,6 @@ def residual(rows: int, cols: int) -> Graph:
     return traced(function, full, full, ((rows, 1), f32), ((cols,), bf16), full)
 
 
-def two_stages(rows: int, cols: int) -> Graph:
-    """A row's scale from its largest value, then a sum that needs the scale, as in BitLinear."""
-
-    def function(x: Any, dy: Any, w: Any) -> Any:
-        scale = 127.0 / x.to(f32).abs().amax(-1, keepdim=True).clamp(min=1e-5)
-        q, scaled = (x * scale).round(), dy * w
-        return (scaled - q * (q * scaled).sum(-1, keepdim=True)).to(bf16), (dy * q).sum(0)
-
-    full = ((rows, cols), bf16)
-    return traced(function, full, full, ((cols,), f32))
-
-
 def cross_entropy(rows: int, cols: int) -> Graph:
     """The backward of cross-entropy, and of the bias of the layer that makes the logits. Labels are int64."""
 
@@ -112,7 +100,6 @@ SHARED: dict[str, Callable[[], Graph]] = {
     "layer_fp32_wide": functools.partial(graphs.layer_norm_backward, 1024, 65536, f32),
     "rms_weight_fp32": functools.partial(graphs.rms_norm_backward, 4096, 16384, bf16, f32),
     "residual": functools.partial(residual, 4096, 16384),
-    "two_stages": functools.partial(two_stages, 4096, 16384),
     "cross_entropy": functools.partial(cross_entropy, 8192, 32000),
     "row_value": functools.partial(row_value, 6, 20000),
     "both_softmaxes": functools.partial(both_softmaxes, 32768, 32768),
@@ -147,7 +134,6 @@ SPILLED = {
     ("sm_90", "layer_odd_wide"): 24,
     ("sm_90", "row_value"): 72,
     ("sm_90", "both_softmaxes"): 8,
-    **{(target, "two_stages"): 320 for target in TARGETS},
 }
 
 
@@ -168,10 +154,9 @@ def _region(graph: str) -> Any:
 
 # For sm_90 every graph is compiled, and those of the benchmark for devices that were never measured. Targets
 # differ in shared memory, registers and instructions, each of which shows in one graph of a strategy: narrow
-# rows with lanes to spare, wide rows in chunks, rows that several programs share (and of these the one that
-# spills most), rows that start off a boundary, and on devices whose programs share none, wide rows that a
-# program holds.
-SENTINELS = ("rms_32768x768", "layer_32768x5120", "layer_8192x32768", "layer_odd", "two_stages")
+# rows with lanes to spare, wide rows in chunks, rows that several programs share, rows that start off a
+# boundary, and on devices whose programs share none, wide rows that a program holds.
+SENTINELS = ("rms_32768x768", "layer_32768x5120", "layer_8192x32768", "layer_odd")
 ALONE_SENTINELS = ("rms_32768x768", "layer_32768x5120", "layer_odd", "rms_4096x16384")
 CASES = [
     *(("sm_90", graph) for graph in GRAPHS),

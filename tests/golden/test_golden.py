@@ -49,12 +49,6 @@ def bias(x: Any, dy: Any) -> Any:
     return dx, dx.sum(0)
 
 
-def two_stages(x: Any, dy: Any, w: Any) -> Any:
-    scale = 127.0 / x.to(f32).abs().amax(-1, keepdim=True).clamp(min=1e-5)
-    q, scaled = (x * scale).round(), dy * w
-    return (scaled - q * (q * scaled).sum(-1, keepdim=True)).to(bf16), (dy * q).sum(0)
-
-
 def turned(x: Any, scales: Any) -> Any:
     return (x.float() * scales).clamp(-448, 448).to(quantised.F8).t().contiguous()
 
@@ -86,9 +80,9 @@ GOLDEN = {
         "a pair of sums at each of 640 indices of a batch, 32x16",
         lambda: traced(finished, *[((32, 640, 16), f32)] * 2, ((640, 16), f32)),
     ),
-    "rows_shared_in_two_stages": Golden(
-        "a row's scale, then a sum that needs it, 4096x20000: parts that are no power of two",
-        lambda: traced(two_stages, *full(4096, 20000), ((20000,), f32)),
+    "rows_shared": Golden(
+        "RMSNorm's backward, 4096x20000 in bf16: parts that are no power of two",
+        lambda: graphs.rms_norm_backward(4096, 20000),
     ),
     "blocks_of_columns": Golden(
         "the gradient of GELU (tanh) and of a bias, 16384x3072", lambda: traced(bias, *full(16384, 3072))

@@ -77,13 +77,6 @@ def grads_of_dynamic(function, module, x, dy):
     return torch.autograd.grad(function(x), [x, *module.parameters()], dy)
 
 
-def two_stages(x, dy, w):
-    """A row's scale from its largest value, then a sum that needs the scale, as in BitLinear."""
-    scale = 127.0 / x.float().abs().amax(-1, keepdim=True).clamp(min=1e-5)
-    q, scaled = (x * scale).round(), dy * w
-    return scaled - q * (q * scaled).sum(-1, keepdim=True) * 1e-4, (dy * q).sum(0)
-
-
 def left_alone(monkeypatch):
     """No program sees a word in its first turn: each tells all parts' words itself, and runs once more."""
     peek = exchange.Record.peek
@@ -113,11 +106,6 @@ def shared_backward(function, *args):
     return found
 
 
-def stages_backward(x, dy, w, mean, rstd):
-    """Two exchanges a row."""
-    return two_stages(x, dy, w)
-
-
 def head_backward(x, dy, w, mean, rstd):
     """Cross-entropy's backward behind a biased head: the place of a label alone decides the row's sum."""
     labels = (mean.abs() * 1000).long() % x.shape[1]
@@ -126,7 +114,7 @@ def head_backward(x, dy, w, mean, rstd):
     return dx.to(x.dtype), dx.sum(0)
 
 
-BACKWARDS = [layer_backward, rms_backward, stages_backward, head_backward]
+BACKWARDS = [layer_backward, rms_backward, head_backward]
 # The last three: rows that do not begin at a boundary of wide accesses, and a last tile that is not full.
 TURNS = [(2048, 16384), (1000, 20000), (301, 65536), (300, 16391), (2048, 20001), (517, 33000)]
 # Behind a head, rows that begin at such a boundary are not shared: their sums are loaded.

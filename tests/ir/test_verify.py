@@ -148,8 +148,6 @@ BROKEN: dict[str, tuple[Form, Change, str]] = {
         "columns enclose rows",
     ),
     "what depends on rows before their loop": (Form.MERGED, hoisted_loads, "is hoisted but depends on rows"),
-    "carried too far": (SHARED, replaced(Carry, phases=2), "is in phase"),
-    "carried nowhere": (SHARED, replaced(Carry, phases=0), "is in phase"),
     "uncarried": (SHARED, uncarried, "is in phase"),
     "unexchanged": (
         SHARED, body_of(lambda body: (s for s in body if not isinstance(s, Exchange))), "is in phase"

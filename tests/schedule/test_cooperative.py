@@ -20,7 +20,7 @@ from mixorder.schedule.plan import Plan
 
 EXCHANGING = (H200, A100, RTX, B200, TINY)
 
-RMS = row_facts(4096, 16384, staged_bytes=4, carried_bytes=4, of_columns=2, values=1, count=1)
+RMS = row_facts(4096, 16384, staged_bytes=4, carried_bytes=4, of_columns=2, values=1)
 
 
 def check_schedule(work: RowFacts, device: DeviceInfo, schedule: Plan) -> None:
@@ -49,11 +49,11 @@ def check_schedule(work: RowFacts, device: DeviceInfo, schedule: Plan) -> None:
     staged_bytes=st.integers(0, 64),
     carried_bytes=st.integers(0, 64),
     of_columns=st.integers(0, 12),
-    values=st.integers(0, 6),
+    values=st.integers(1, 6),
     device=st.sampled_from(EXCHANGING),
 )
 def test_what_is_chosen_can_run_or_is_refused(device: DeviceInfo, **numbers: int) -> None:
-    work = row_facts(count=1, **numbers)
+    work = row_facts(**numbers)
     try:
         schedule = choose_shared(work, device)
     except Decline as refusal:

@@ -48,11 +48,17 @@ def outer_doubled(x: Any, dy: Any) -> Any:
     return dy - x * product.sum(1, keepdim=True), product.to(f64).sum(0)
 
 
+def staged(x: Any, dy: Any) -> Any:
+    q = x / x.abs().amax(1, keepdim=True)
+    return graphs.pair(q, dy)
+
+
 REFUSED: dict[str, tuple[Any, Any]] = {
     "a batch axis": (per_head, HEADS),
     "a gather": (rotated, WIDE),
     "reductions other than sums": (doubled, WIDE),
     "a workspace in float64": (outer_doubled, WIDE),
+    "reductions that need one another": (staged, WIDE),
 }
 
 

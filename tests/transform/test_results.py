@@ -287,7 +287,7 @@ VARIANTS: tuple[tuple[Callable[[LoopProgram], object], Transform, Form], ...] = 
 )
 TAKEN = {
     "pair": check_shareable,
-    "two stages": check_shareable,
+    "two stages": without_compensation,
     "bias": check_divisible,
     "rms": without_compensation,
 }

@@ -70,7 +70,7 @@ def candidates(program: LoopProgram, device: DeviceInfo, most: int) -> dict[Cand
             strategy.applies(program)
             loops = strategy.transform(program, device)
             facts = strategy.facts(loops)
-            if isinstance(facts, RowFacts) and facts.exchange.count and facts.cols <= SHARE_FROM:
+            if isinstance(facts, RowFacts) and facts.exchange.values and facts.cols <= SHARE_FROM:
                 continue
             found = schedules(strategy, loops, facts, device, most)
             ways = {Candidate(strategy.title(s), s): Way(strategy, strategy.place(loops, s)) for s in found}
