@@ -13,11 +13,6 @@ def count(name: str, by: int = 1) -> None:
     counters["mixorder"][name] += by
 
 
-def graph_breaks() -> int:
-    """How many graph breaks dynamo has counted."""
-    return sum(counters["graph_break"].values())
-
-
 def trace_json(text: Callable[[], str]) -> None:
     """Add an artifact `mixorder` to the current compile's trace; `text` is called only if tracing is on."""
     trace_structured(

@@ -27,7 +27,6 @@ from ..region.padding import saved_strides
 from ..report import collect
 from ..schedule.device import device_info
 from .backward import gradients, parameters_behind, roots_of
-from .breaks import Breaks
 from .calls import Calls
 from .explanation import Report
 from .findings import GraphRecord
@@ -51,7 +50,7 @@ def explain(
         if no_data := has_no_data(tensors):
             run, (args, kwargs) = faked(run, (args, kwargs))
             tensors = _tensors(run, args, kwargs)
-        watch = _Watch([], Calls(run), Breaks(), seen)
+        watch = _Watch([], Calls(run), seen)
         torch.compiler.reset()
         try:
             with (
@@ -84,7 +83,7 @@ def explain(
         return Report(
             graphs,
             norms_of(run, graphs, watch.calls.sizes),
-            watch.breaks.count(),
+            watch.breaks,
             device_info(device),
             on_gpu=device.type == "cuda",
             versions=versions.package_versions("mixorder", "torch", "triton"),
@@ -125,15 +124,16 @@ class _Explainer:
 @dataclasses.dataclass
 class _Watch:
     """What is recorded while the model runs. `runs`: how often each graph ran. `autocasts`: the types of
-    devices that the model autocasts on. `went_back`: whether a backward graph has run."""
+    devices that the model autocasts on. `went_back`: whether a backward graph has run. `breaks`: how many
+    graphs ended in a graph break."""
 
     graphs: list[GraphRecord]
     calls: Calls
-    breaks: Breaks
     seen: Callable[[GraphRecord], None] | None
     runs: list[int] = dataclasses.field(default_factory=list)
     autocasts: set[str] = dataclasses.field(default_factory=set)
     went_back: bool = False
+    breaks: int = 0
 
 
 def check_versions() -> None:
@@ -209,7 +209,8 @@ def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Calla
         return frontend.run_by_node(gm, note)
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        watch.breaks.add(gm)
+        reason = getattr(gm, "compile_subgraph_reason", None)
+        watch.breaks += reason is not None and reason.graph_break
         watch.autocasts |= frontend.autocasts(gm)
         watch.calls.add(gm)
         return frontend.compile_with(inner_compile, gm, example_inputs)
