@@ -255,7 +255,9 @@ def fuse(
     results = step("rewrite", replace, graph, region, loops, kernels, schedule.splits)
     step("memory", timeline.commit, change, results)
     show("fx_after.txt", graph)
-    return region, dataclasses.replace(record, peak=(change.before, change.after), stage_ms=runner.stage_ms)
+    peak = change.before, change.after
+    planning = dataclasses.replace(record.planning, peak=peak, stage_ms=runner.stage_ms)
+    return region, dataclasses.replace(record, planning=planning)
 
 
 def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting) -> tuple[RegionPlan, Change]:

@@ -38,38 +38,35 @@ class TensorRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class RegionRecord:
-    """One fused region, as plain data.
+class Extent:
+    """The axes of a region's reductions as text, and its numbers of rows and columns; text if symbolic."""
 
-    `rows`, `cols`: their numbers. `dtype`: that of the first outer reduction's operand, or of the largest
-    input if there is no outer reduction. `inner`, `outer`: names of the reductions' nodes. `inner_ops`,
-    `outer_ops`: what each reduction computes, such as `sum`. `num_nodes`: how many nodes the kernels compute.
-    `traffic`: in bytes. `apart`: the loop nests as lowered. `loops`: those that the kernels run. `tuning`:
-    the gain from timing, if schedules were timed. `stage_ms`: milliseconds that the pass spent on the region,
-    by stage. `peak`: estimated bytes of tensors at the graph's peak, without and with the region. A
-    comparison of two records ignores loops and times.
-    """
-
-    name: str
-    space: str
+    axes: str
     rows: int | str
     cols: int | str
-    dtype: str
-    inner: tuple[str, ...]
-    outer: tuple[str, ...]
-    num_nodes: int
-    strategy: str
-    schedule: Plan
-    kernels: tuple[KernelSource, ...]
-    traffic: Traffic
-    expected: Expected
-    provenance: Provenance
-    inputs: tuple[TensorRecord, ...]
-    outputs: tuple[TensorRecord, ...]
-    inner_ops: tuple[str, ...]
-    outer_ops: tuple[str, ...]
-    apart: LoopProgram = dataclasses.field(compare=False, repr=False)
-    loops: LoopProgram = dataclasses.field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return self.axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """A reduction: the node's name, and what it computes, such as `sum`."""
+
+    name: str
+    op: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Planning:
+    """What the pass found on the way to a region's kernels.
+
+    `lowered`: the loop nests before any rewrite. `tuning`: the gain from timing, if schedules were timed.
+    `peak`: estimated bytes of tensors at the graph's peak, without and with the region. `stage_ms`:
+    milliseconds that the pass spent on the region, by stage.
+    """
+
+    lowered: LoopProgram = dataclasses.field(compare=False, repr=False)
     tuning: Tuning | None = None
     peak: tuple[int, int] | None = None
     stage_ms: tuple[tuple[str, float], ...] = dataclasses.field(default=(), compare=False, repr=False)
@@ -78,6 +75,30 @@ class RegionRecord:
     def pass_ms(self) -> float:
         """Milliseconds that the pass spent on the region, from the search to the rewrite."""
         return sum(ms for _, ms in self.stage_ms)
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionRecord:
+    """One fused region, as plain data.
+
+    `inner`, `outer`: the reductions along rows and over them. `traffic`: in bytes. `loops`: the nests that
+    the kernels run. A comparison of two records ignores loops and times.
+    """
+
+    name: str
+    space: Extent
+    inner: tuple[Reduction, ...]
+    outer: tuple[Reduction, ...]
+    strategy: str
+    schedule: Plan
+    kernels: tuple[KernelSource, ...]
+    traffic: Traffic
+    expected: Expected
+    provenance: Provenance
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    loops: LoopProgram = dataclasses.field(compare=False, repr=False)
+    planning: Planning
 
 
 def describe(
@@ -91,18 +112,12 @@ def describe(
     tuning: Tuning | None = None,
 ) -> RegionRecord:
     """The record of a region; `nests` are its loops as lowered and as the kernels run them."""
-    source = region.outer[0].args[0] if region.outer else max(region.inputs, key=_numel)
-    val = fake(source)  # type: ignore[arg-type]
-    assert val is not None
+    lowered, loops = nests
     return RegionRecord(
         region.name,
-        str(region.space),
-        _number(region.space.rows),
-        _number(region.space.cols),
-        str(val.dtype),
-        tuple(n.name for n in region.inner),
-        tuple(n.name for n in region.outer),
-        len(region.nodes),
+        Extent(str(region.space), _number(region.space.rows), _number(region.space.cols)),
+        tuple(Reduction(n.name, _op(n)) for n in region.inner),
+        tuple(Reduction(n.name, _op(n)) for n in region.outer),
         strategy,
         schedule,
         tuple(kernels),
@@ -111,10 +126,8 @@ def describe(
         provenance_of(region.named_after),
         tuple(map(_tensor, region.inputs)),
         tuple(map(_tensor, region.outputs)),
-        tuple(map(_op, region.inner)),
-        tuple(map(_op, region.outer)),
-        *nests,
-        tuning,
+        loops,
+        Planning(lowered, tuning),
     )
 
 
@@ -131,31 +144,20 @@ def as_dict(record: RegionRecord | Decline) -> dict[str, Any]:
             "node": record.node_name,
             "explanation": record.reason.explanation,
             "remedy": record.reason.remedy,
-            "provenance": dataclasses.asdict(record.provenance) if record.provenance else None,
+            "provenance": _plain(record.provenance),
         }
-    plain = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
-    plain.update(
-        {
-            "schedule": dataclasses.asdict(record.schedule),
-            "kernels": [_kernel(kernel) for kernel in record.kernels],
-            "traffic": dataclasses.asdict(record.traffic) | {"total": record.traffic.total},
-            "expected": dataclasses.asdict(record.expected) | {"share": record.expected.share},
-            "provenance": dataclasses.asdict(record.provenance),
-            "inputs": [dataclasses.asdict(tensor) for tensor in record.inputs],
-            "outputs": [dataclasses.asdict(tensor) for tensor in record.outputs],
-            "apart": str(record.apart),
-            "loops": str(record.loops),
-            "tuning": dataclasses.asdict(record.tuning) if record.tuning else None,
-            "peak": record.peak,
-            "stage_ms": dict(record.stage_ms),
-        }
-    )
+    plain: dict[str, Any] = _plain(record)
+    plain["traffic"]["total"] = record.traffic.total
+    plain["expected"]["share"] = record.expected.share
     return plain
 
 
-def _kernel(kernel: KernelSource) -> dict[str, Any]:
-    grid = kernel.grid if isinstance(kernel.grid, int) else str(kernel.grid)
-    return dataclasses.asdict(kernel) | {"grid": grid}
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, LoopProgram):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, int | float | str | None) else str(value)
 
 
 def _tensor(node: Node) -> TensorRecord:
@@ -164,11 +166,6 @@ def _tensor(node: Node) -> TensorRecord:
         return TensorRecord(node.name, "several", ())
     shape = tuple(n if isinstance(n, int) else str(n) for n in map(size_of, val.shape))
     return TensorRecord(node.name, short_dtype(val.dtype), shape)
-
-
-def _numel(node: Node) -> int:
-    val = fake(node)
-    return 0 if val is None else val.numel()
 
 
 def _op(node: Node) -> str:

@@ -41,11 +41,11 @@ def fused(record: RegionRecord) -> None:
         "%s: fused %s, inner %s, outer %s, %.0f us predicted instead of %.0f (the pass took %.1f ms) -> %s",
         record.name,
         record.space,
-        ", ".join(record.inner) or "none",
-        ", ".join(record.outer) or "none",
+        ", ".join(one.name for one in record.inner) or "none",
+        ", ".join(one.name for one in record.outer) or "none",
         record.expected.ours_us,
         record.expected.apart_us,
-        record.pass_ms,
+        record.planning.pass_ms,
         ", ".join(k.name for k in record.kernels),
     )
     for records, _ in list(_collectors):

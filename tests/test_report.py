@@ -216,22 +216,26 @@ def test_a_decline_names_its_node() -> None:
 def test_record_of_a_fused_region(said: Callable[[], list[str]]) -> None:
     (record,) = run(graphs.layer_norm_backward(4096, 256))
     assert isinstance(record, RegionRecord)
-    assert (record.name, record.rows, record.cols) == ("region0", 4096, 256)
+    assert (record.name, record.space.rows, record.space.cols) == ("region0", 4096, 256)
     assert (len(record.inner), len(record.outer), len(record.kernels)) == (2, 2, 2)
     assert counters["mixorder"] == {"fused_regions": 1}
     line, total = said()
     assert all(word in line for word in ("region0", "4096x256", record.kernels[0].name))
-    assert f"(the pass took {record.pass_ms:.1f} ms)" in line
+    assert f"(the pass took {record.planning.pass_ms:.1f} ms)" in line
     assert total.startswith("1 region fused, 0 declined, in ")
 
 
 def test_record_says_what_the_pass_took_and_compares_without() -> None:
     first, second = (run(graphs.pair_graph(4096))[0] for _ in range(2))
     assert isinstance(first, RegionRecord) and isinstance(second, RegionRecord)
-    stages = dict(first.stage_ms)
+    stages = dict(first.planning.stage_ms)
     assert {"find", "lower", "schedule", "codegen", "rewrite"} <= stages.keys()
-    assert all(ms > 0 for ms in stages.values()) and first.pass_ms == sum(stages.values())
-    assert first.pass_ms != second.pass_ms and first == second and "stage_ms" not in repr(first)
+    assert all(ms > 0 for ms in stages.values()) and first.planning.pass_ms == sum(stages.values())
+    assert (
+        first.planning.pass_ms != second.planning.pass_ms
+        and first == second
+        and "stage_ms" not in repr(first)
+    )
 
 
 def test_a_graph_without_pairs_is_not_worth_a_line_or_an_artifact(

@@ -31,7 +31,7 @@ def planned(name: str, chosen: Mapping[str, int]) -> tuple[list[tuple[int, str]]
     model, inputs = spelled(name, chosen)
     with torch.set_grad_enabled(name in TRAINED):
         report = mixorder.explain(model, options={"mixorder_strict": True})(**inputs)
-    found = sorted((r.rows * r.cols, r.strategy) for r in report.regions)
+    found = sorted((r.space.rows * r.space.cols, r.strategy) for r in report.regions)
     return found, report.totals.fused_us
 
 

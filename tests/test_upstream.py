@@ -111,7 +111,7 @@ def test_196581_small_pairs_are_judged_by_time(shape: tuple[int, int]) -> None:
     upstream's tests that name the limits. Here predicted time decides; of 13 rows and of their 768 x 768 it
     says that both ways are level."""
     (record,) = regions("196581", shape)
-    assert (record.rows, record.cols) == shape
+    assert (record.space.rows, record.space.cols) == shape
     takes = record.expected
     assert takes.share > 0.55 and takes.saved_us > -SHORT_SLACK * takes.apart_us
 

@@ -107,7 +107,7 @@ class Run:
     def stages(self) -> Counter[str]:
         total: Counter[str] = Counter()
         for record in self.records:
-            total.update(dict(record.stage_ms))
+            total.update(dict(record.planning.stage_ms))
         return total
 
 
@@ -134,7 +134,7 @@ def pass_row(model: str, layers: int, shape: tuple[int, int, int]) -> list[str]:
     count = len(runs[0].records)
     assert count and not runs[0].declined, f"{model}: {count} regions, {runs[0].declined} declined"
     ms = statistics.median(r.ms for r in runs)
-    lowered = sum("lower" in dict(r.stage_ms) for r in runs[0].records)
+    lowered = sum("lower" in dict(r.planning.stage_ms) for r in runs[0].records)
     stages = {s: statistics.median(r.stages()[s] for r in runs) / count for s in runs[0].stages()}
     parts = sorted(((part, s) for s, part in stages.items() if part >= 0.05), reverse=True)
     return [

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     found = [record for record in records if isinstance(record, RegionRecord)]
     left = [r for r in records if isinstance(r, Decline) and r.reason is DeclineReason.SLOWER]
     print("\n".join([text(found), *(f"Left to Inductor: {decline.detail}" for decline in left)]))
-    return 0 if any(record.tuning for record in found) or left else 1
+    return 0 if any(record.planning.tuning for record in found) or left else 1
 
 
 def text(records: Sequence[RegionRecord]) -> str:
@@ -54,10 +54,10 @@ def text(records: Sequence[RegionRecord]) -> str:
 
     rows = [["region", "from", "rows x cols", "schedule", "tuned"]]
     for record in records:
-        tuned = str(record.tuning) if record.tuning else "not tuned"
-        rows.append([record.name, source([record]), record.space, schedule_of(record), tuned])
+        tuned = str(record.planning.tuning or "not tuned")
+        rows.append([record.name, source([record]), str(record.space), schedule_of(record), tuned])
     before, after = (
-        sum(getattr(record.tuning, name) for record in records if record.tuning)
+        sum(getattr(one, name) for record in records if (one := record.planning.tuning))
         for name in ("heuristic_us", "best_us")
     )
     return f"{table(rows)}\n\n{len(records)} regions: {before:.1f} -> {after:.1f} us"

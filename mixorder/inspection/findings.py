@@ -116,7 +116,7 @@ class Findings:
     def graph(self, i: int) -> str:
         """Loop nests of region `i`, as lowered and as its kernels run them. IndexError beyond the last."""
         record = self.regions[i]
-        return f"before\n{record.apart}\n\nafter\n{record.loops}"
+        return f"before\n{record.planning.lowered}\n\nafter\n{record.loops}"
 
     def to_json(self) -> str:
         """All findings, with kernels and loops. Units: bytes, microseconds, milliseconds in `stage_ms`."""

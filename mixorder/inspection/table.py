@@ -86,7 +86,8 @@ def grouped(regions: Sequence[RegionRecord]) -> list[list[int]]:
     for i, record in enumerate(regions):
         tensors = [sorted(map(str, some)) for some in (record.inputs, record.outputs)]
         us = [f"{time:.0f}" for time in (record.expected.apart_us, record.expected.ours_us)]
-        what = (record.space, record.inner_ops, record.outer_ops, record.strategy, record.schedule)
+        ops = [[one.op for one in some] for some in (record.inner, record.outer)]
+        what = (record.space, ops, record.strategy, record.schedule)
         kinds.setdefault(str((tensors, us, what)), []).append(i)
     return list(kinds.values())
 
@@ -137,7 +138,8 @@ def memory(report: Findings) -> list[str]:
     the allocator's smallest piece."""
     lines, kinds = list[str](), Counter(graph.kind for graph in report.graphs)
     for i, graph in enumerate(report.graphs):
-        peaks = [r.peak for r in graph.records if isinstance(r, RegionRecord) and r.peak is not None]
+        plans = [r.planning for r in graph.records if isinstance(r, RegionRecord)]
+        peaks = [plan.peak for plan in plans if plan.peak is not None]
         if not peaks:
             continue
         (before, _), (_, after) = peaks[0], peaks[-1]  # each begins where the one before it ends
@@ -197,13 +199,13 @@ def cells(regions: Sequence[RegionRecord], kind: list[int]) -> list[str]:
     records = [regions[i] for i in kind]
     first, takes = records[0], records[0].expected
     us = f"{takes.apart_us:.0f} -> {takes.ours_us:.0f}"
-    return [_numbers(kind), first.space, us, source(records)]
+    return [_numbers(kind), str(first.space), us, source(records)]
 
 
 def _detail(regions: Sequence[RegionRecord], kind: list[int]) -> str:
     """What the kernels of a kind compute and how, in a paragraph."""
     first, takes = regions[kind[0]], regions[kind[0]].expected
-    inner, outer = _counted(first.inner_ops), _counted(first.outer_ops)
+    inner, outer = (_counted([one.op for one in some]) for some in (first.inner, first.outer))
     launches = f"launches: {takes.launches_apart} -> {takes.launches}"
     full = [t.dtype for t in (*first.inputs, *first.outputs) if len(t.shape) > 1 and 1 not in t.shape]
     dtypes = f"dtypes: {', '.join(sorted(set(full))) or first.inputs[0].dtype}"

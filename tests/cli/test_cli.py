@@ -474,7 +474,9 @@ def test_tune_prints_what_was_gained() -> None:
         pipeline.run(graphs.layer_norm_backward(4096, 256), Options(enabled=True, interpret=True))
     (record,) = records
     assert isinstance(record, RegionRecord)
-    tuned = dataclasses.replace(record, tuning=Tuning(12.0, 10.5, 9, 1.0))
+    tuned = dataclasses.replace(
+        record, planning=dataclasses.replace(record.planning, tuning=Tuning(12.0, 10.5, 9, 1.0))
+    )
     text = tune.text([tuned, record])
     assert "tuned: 12.0 -> 10.5 us, 9 candidates" in text and "not tuned" in text
     assert text.endswith("2 regions: 12.0 -> 10.5 us")

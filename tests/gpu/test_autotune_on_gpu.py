@@ -50,7 +50,7 @@ def test_tuned_gradients_and_what_the_record_says(norm):
     started = time.perf_counter()
     found, (record,) = compiled(module, x, dy)
     seconds = time.perf_counter() - started
-    tuning = record.tuning
+    tuning = record.planning.tuning
     assert tuning is not None and not tuning.from_cache
     assert 5 <= tuning.candidates <= MOST
     assert 1 < tuning.best_us <= tuning.heuristic_us < 1000
@@ -73,15 +73,15 @@ def test_tuned_gradients_and_what_the_record_says(norm):
 def test_shapes(norm, rows, cols, dtype):
     module, x, dy = inputs(rows, cols, dtype, norm)
     found, (record,) = compiled(module, x, dy)
-    assert record.tuning is not None
-    assert record.tuning.seconds < 60  # alone 5 to 10; a dozen test processes share the processors
+    assert record.planning.tuning is not None
+    assert record.planning.tuning.seconds < 60  # alone 5 to 10; a dozen test processes share the processors
     check(found, module, x, dy)
 
 
 def test_symbolic_rows_are_tuned_at_their_hint():
     module, x, dy = inputs(4096, 768, torch.float32)
     found, (record,) = compiled(module, x, dy, dynamic=True)
-    assert record.tuning is not None
+    assert record.planning.tuning is not None
     check(found, module, x, dy)
 
 
@@ -128,7 +128,7 @@ def test_under_torchs_modes(mode):
         for _ in range(3):
             torch.compiler.cudagraph_mark_step_begin()
             found = [g.clone() for g in grads(function, module, x, dy)]
-    assert [r.tuning is not None for r in records] == [True]
+    assert [r.planning.tuning is not None for r in records] == [True]
     check(found, module, x, dy)
 
 
@@ -138,5 +138,5 @@ def test_no_room_for_a_second_set_of_tensors(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: 0)
     found, (record,) = compiled(module, x, dy)
-    assert record.tuning is None
+    assert record.planning.tuning is None
     check(found, module, x, dy)

@@ -50,7 +50,7 @@ def check(found, module, x, dy, limit):
 
 def beside_of(record):
     """The times of a region that was fused, or None where Inductor's kernels were not timed."""
-    return record.tuning and record.tuning.beside
+    return record.planning.tuning and record.planning.tuning.beside
 
 
 @pytest.mark.parametrize("more", [{}, {"max_autotune": True}, {"triton.cudagraphs": True}], ids=str)
@@ -65,8 +65,8 @@ def test_a_compile_inside_the_compile_of_a_forward_and_a_backward(more, caplog):
     left = [record for record in records if isinstance(record, Decline)]
     assert len(fused) + len(left) >= 3 and fused
     for record in fused:
-        assert beside_of(record) is not None and not record.tuning.not_fused, record.tuning
-        print(record.space, record.tuning)
+        assert beside_of(record) is not None and not record.planning.tuning.not_fused, record.planning.tuning
+        print(record.space, record.planning.tuning)
     assert all("measured" in d.detail for d in left if d.reason is DeclineReason.SLOWER)
     check(found, model, x, dy, 1e-2)
     if "triton.cudagraphs" not in more:
@@ -81,7 +81,7 @@ def test_inductors_kernels_are_those_that_stock_runs():
     module, x, dy = norm(8192, 2048)
     _, (record,) = compiled(module, x, dy)
     ours, theirs = beside_of(record).fused_us, beside_of(record).inductor_us
-    print(record.tuning)
+    print(record.planning.tuning)
     assert 0.9 * theirs > ours  # the README's table: 1.6 to 1.8
 
 
@@ -94,7 +94,7 @@ def test_the_faster_of_both_is_taken(rows, cols):
         print(record.detail)
         assert record.reason is DeclineReason.SLOWER and "measured" in record.detail
     else:
-        print(record.tuning)
+        print(record.planning.tuning)
         assert beside_of(record).fused_us <= beside_of(record).inductor_us
     check(found, module, x, dy, 2e-2)
 

@@ -45,7 +45,7 @@ def test_explain_finds_what_a_compile_fuses() -> None:
 
 
 def seen(record: RegionRecord) -> tuple[object, ...]:
-    return record.space, record.inner_ops, record.outer_ops, record.schedule, record.traffic.total
+    return record.space, record.inner, record.outer, record.schedule, record.traffic.total
 
 
 def run(command: object, *args: str) -> tuple[int, str]:

@@ -63,7 +63,7 @@ def step(function, n, **options):
         compiled = torch.compile(lambda *given: function(*given), dynamic=False, options=options)
         compiled(args[0].requires_grad_(), args[1]).backward()
     fused = [r for r in records if isinstance(r, RegionRecord)]
-    return list(codes), [r.space for r in fused], [k.text for r in fused for k in r.kernels]
+    return list(codes), [str(r.space) for r in fused], [k.text for r in fused for k in r.kernels]
 
 both = {f.__name__: step(f, 8192, mixorder=True)[1] for f in (contrastive, clip, turned, sums)}
 same = {}

@@ -71,8 +71,8 @@ def test_regions_say_where_they_come_from() -> None:
     assert [g.kind for g in report().graphs] == ["forward", "backward"]
     layer_norms = [r for r in report().regions if ("blocks.1.norm", "LayerNorm") in r.provenance.modules]
     (region,) = layer_norms
-    assert region.inner_ops == ("sum", "sum") and region.outer_ops == ("sum", "sum")
-    assert region.strategy == "persistent" and (region.rows, region.cols) == (300, 32)
+    assert [one.op for one in (*region.inner, *region.outer)] == 4 * ["sum"]
+    assert region.strategy == "persistent" and (region.space.rows, region.space.cols) == (300, 32)
     assert "f32[300, 32]" in map(str, region.inputs) and "f32[32]" in map(str, region.outputs)
     assert any("self.mix(self.norm(x))" in line for line in region.provenance.lines)
 
@@ -95,12 +95,15 @@ def test_the_table_puts_equal_regions_on_a_line_and_adds_up() -> None:
 
 def test_a_line_says_how_the_peak_of_memory_changes() -> None:
     """Not for a graph whose tensors are smaller than what the allocator hands out at a time."""
-    peaks = [r.peak for r in report().regions]
+    peaks = [r.planning.peak for r in report().regions]
     assert any(before != after for before, after in peaks) and "peak memory" not in str(report())
     assert all(before <= after for (_, after), (before, _) in itertools.pairwise(peaks))
     forward, backward = report().graphs
     large = [(300_000_000, 290_000_000), (290_000_000, 270_000_000)]
-    records = tuple(dataclasses.replace(r, peak=p) for r, p in zip(report().regions[:2], large, strict=True))
+    records = tuple(
+        dataclasses.replace(r, planning=dataclasses.replace(r.planning, peak=p))
+        for r, p in zip(report().regions[:2], large, strict=True)
+    )
     found = dataclasses.replace(report(), graphs=(forward, dataclasses.replace(backward, records=records)))
     assert "\nEstimated peak memory of the backward: 300.0 -> 270.0 MB, 10.0% less.\n" in str(found)
 
@@ -193,7 +196,7 @@ def test_a_function_with_a_graph_break_and_symbolic_rows() -> None:
     assert found.notes == ()  # that a backward is compiled early does not say that it runs
     assert found.graph_breaks == 1 and found.norms == ()
     assert sorted(g.kind for g in found.graphs) == ["backward", "backward", "forward", "forward"]
-    assert len(found.regions) == 2 and all(isinstance(r.rows, str) for r in found.regions)
+    assert len(found.regions) == 2 and all(isinstance(r.space.rows, str) for r in found.regions)
     assert "test_explain.py" in str(found) and "y = F.rms_norm(x" in " ".join(str(found).split())
     assert "graph breaks: 1" in str(found)
 
@@ -224,7 +227,7 @@ def test_a_row_that_is_too_wide_says_what_would_fit() -> None:
     assert miss.reason is in_fp64.reason is DeclineReason.ROW_TOO_WIDE
     one = "columns, and one program holds at most 16384"
     assert miss.detail == f"524288 {one}; 32 programs that share a row hold at most 262144 columns"
-    assert len(fits.regions) == 1 and fits.regions[0].cols == 2**18
+    assert len(fits.regions) == 1 and fits.regions[0].space.cols == 2**18
     assert in_fp64.detail.startswith(f"20000 {one}; programs cannot share a row that has reductions other")
 
 
@@ -234,7 +237,7 @@ def test_a_model_without_data_may_be_of_any_size() -> None:
         x = torch.randn(2**18, 8192, dtype=torch.bfloat16, requires_grad=True)
     model[1].weight = model[0].norm.weight  # tied
     found = mixorder.explain(model, options=ANY_SIZE)(x)
-    assert len(found.regions) == 2 and all(r.rows == 2**18 for r in found.regions)
+    assert len(found.regions) == 2 and all(r.space.rows == 2**18 for r in found.regions)
     assert all(p.is_meta for p in model.parameters())
     assert found.totals.limit_us > 1e3
 
@@ -455,11 +458,11 @@ def test_activations_that_the_forward_pads() -> None:
     report = mixorder.explain(Head().bfloat16(), options={"mixorder_min_numel": 0})(
         torch.randn(2048, 64, dtype=torch.bfloat16), torch.zeros(2048, dtype=torch.long)
     )
-    (region,) = (r for r in report.regions if r.cols == 3001)
+    (region,) = (r for r in report.regions if r.space.cols == 3001)
     strides = {b.name: b.stride[0] for b in region.loops.buffers if b.shape == (2048, 3001)}
     (gradient,) = region.loops.role(BufferRole.OUTPUT)[:1]
     assert set(strides.values()) == {3008} and gradient.over in strides
-    before, after = region.peak
+    before, after = region.planning.peak
     assert after - region.traffic.workspace <= before
 
 

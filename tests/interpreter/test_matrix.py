@@ -63,7 +63,7 @@ def test_case(case: Case, plan_with: Callable[..., None], words_are_inside: list
     graph, record = fused_graph(case.on(space), args, make, split_size=way.split_size)
     run = Interpreter(graph).run
     assert way.took(record), record
-    assert isinstance(record.rows, str) == case.symbolic
+    assert isinstance(record.space.rows, str) == case.symbolic
     now = space.shape[space.row_dim]
     others = (0, 1, now + 4)[case.function in matrix.NOT_EMPTY :] if case.symbolic else ()
     if record.schedule.group > 1:  # several programs of a row take much longer in the interpreter
@@ -91,7 +91,7 @@ def test_masked_lanes_hold_the_identity(kinds: Kinds, plan_with: Callable[..., N
     args = kinds.arguments()
     function = functools.partial(kinds, kinds.space)
     graph, record = fused_graph(function, args, split_size=4)
-    assert record.rows % record.schedule.tile_rows and record.schedule.tile_rows > 1
+    assert record.space.rows % record.schedule.tile_rows and record.schedule.tile_rows > 1
     ours = Interpreter(graph).run(*args)
     matrix.check(ours, function, args, args[0].numel())
 

@@ -107,9 +107,9 @@ def test_rows_and_columns(name: str, ratio: tuple[int, int], dynamic: int) -> No
     # Along few columns a norm's dx is a small difference of terms as large as rstd times dy.
     cancelled = 1e2 * rows**0.5 if cols <= 3 else 0.0
     (record,) = compare(apply, norm(name, cols), (x,), dynamic=bool(dynamic), cancelled=cancelled)
-    assert isinstance(record, RegionRecord) and record.cols == cols
+    assert isinstance(record, RegionRecord) and record.space.cols == cols
     # Dynamo never makes a 1 symbolic, and takes equal sizes for one, here the weight's.
-    assert isinstance(record.rows, str) == (dynamic == 1 and rows not in (1, cols))
+    assert isinstance(record.space.rows, str) == (dynamic == 1 and rows not in (1, cols))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_layouts_of_x(layout: str, name: str, dynamic: bool) -> None:
         assert [r.reason.value for r in records if isinstance(r, Decline)] == ["dynamic-shape"] * 2
         return
     assert len(records) == (2 if layout == "chunk_of_qkv" else 1)
-    assert all(isinstance(r, RegionRecord) and r.cols == 20 for r in records)
+    assert all(isinstance(r, RegionRecord) and r.space.cols == 20 for r in records)
 
 
 # What the rest of the model makes of y decides on dy's layout.
@@ -224,7 +224,7 @@ def test_results_of_symbolic_rows(name: str) -> None:
         eager = function(*theirs)
         exact = (*function(*exact), *exact)
     assert [type(r) for r in records] == [RegionRecord] * regions
-    assert all(isinstance(r.rows, str) for r in records if isinstance(r, RegionRecord))
+    assert all(isinstance(r.space.rows, str) for r in records if isinstance(r, RegionRecord))
     for ours_now, other, truth in zip((*ours, *mine), (*eager, *theirs), exact, strict=True):
         assert ours_now.shape == other.shape and ours_now.stride() == other.stride()
         torch.testing.assert_close(ours_now.double(), truth, atol=1e-4, rtol=1e-4)

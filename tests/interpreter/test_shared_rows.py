@@ -72,7 +72,7 @@ def test_both_ways_give_the_same_bits(case: Case, plan_with: Callable[..., None]
     before = rerun.words
     again = rerun.run(*args)
     assert rerun.words is not None and before is not None
-    rows = int(record.rows)
+    rows = int(record.space.rows)
     assert [missing(words, record.schedule, rows) for words in (before, rerun.words)] == [0, 0]
     for mine, theirs in zip(first, again, strict=True):
         assert torch.equal(bits(mine), bits(theirs))

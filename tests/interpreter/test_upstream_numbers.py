@@ -36,7 +36,7 @@ def test_195845_padded_lanes_are_not_added(name: str) -> None:
     + 0.25` makes 0.25 of each, and the sum over rows takes them in. Here the exact issue, with the values of
     `max`, is fused, as with `amax`. A tile has one row of 129 columns, which are padded to 256."""
     (record,) = check(name)
-    assert record.schedule.lanes > record.cols
+    assert record.schedule.lanes > record.space.cols
 
 
 @pytest.mark.parametrize("cols", [120, 129])
@@ -73,7 +73,7 @@ def test_186241_every_tile_is_read_once() -> None:
     kernels load by pointers whatever is set."""
     with config.patch(WOUNDS["186241"].options):
         (record,) = check("186241")
-    assert record.schedule.splits * record.schedule.tile_rows < int(record.rows)
+    assert record.schedule.splits * record.schedule.tile_rows < int(record.space.rows)
     assert not any("descriptor" in kernel.text for kernel in record.kernels)
 
 
@@ -88,7 +88,7 @@ def test_186426_rows_that_are_a_sum_of_symbols() -> None:
             close_to_exact(function, module, (torch.randn(batch, tokens, 16),))
             first = first or counting.compiles
     assert counting.compiles == first
-    assert records and all(isinstance(r, RegionRecord) and str(r.rows).count("s") >= 2 for r in records)
+    assert records and all(isinstance(r, RegionRecord) and str(r.space.rows).count("s") >= 2 for r in records)
 
 
 def test_186370_rows_and_columns_of_a_square() -> None:

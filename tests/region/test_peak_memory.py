@@ -173,8 +173,8 @@ def test_an_input_that_is_held_counts_beside_its_copy(held: bool) -> None:
         return *norm(x, dy), x @ w if held else w
 
     end = fused(traced(function, ((COLS, 8), f32), ((8, ROWS), f32), FULL, NARROW))
-    assert end.num_nodes == 6 and end.peak is not None
-    less = end.peak[0] - (end.peak[1] - end.traffic.workspace)
+    assert end.planning.peak is not None
+    less = end.planning.peak[0] - (end.planning.peak[1] - end.traffic.workspace)
     assert less == 0 if held else less >= 0
 
 
@@ -187,8 +187,8 @@ def test_a_region_below_the_peak_is_fused_and_says_what_it_holds() -> None:
 
     square = ((4 * ROWS, COLS), f32)
     record = fused(traced(function, *SMALL, square, ((COLS, COLS), f32)))
-    assert record.peak is not None
-    assert record.peak[1] - record.traffic.workspace <= record.peak[0]
+    assert record.planning.peak is not None
+    assert record.planning.peak[1] - record.traffic.workspace <= record.planning.peak[0]
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -209,8 +209,8 @@ def test_the_timeline_follows_the_rewrites(layers: int) -> None:
     records = ends(graph)
     assert len(records) == layers
     for record in records:
-        assert isinstance(record, RegionRecord) and record.peak is not None
-        assert record.peak[1] <= 1.005 * stock + record.traffic.workspace
+        assert isinstance(record, RegionRecord) and record.planning.peak is not None
+        assert record.planning.peak[1] <= 1.005 * stock + record.traffic.workspace
 
 
 def test_an_input_that_inductor_has_padded_is_as_large_as_a_result_with_gaps() -> None:
@@ -267,8 +267,8 @@ def test_an_input_that_would_be_held_over_the_peak_is_computed_again() -> None:
     (total,) = (n for n in graph.nodes if n.name == "add")
     stock = Timeline(graph).stock
     record = fused(graph)
-    assert record.peak is not None
-    assert record.peak[1] - record.traffic.workspace <= 1.005 * stock
+    assert record.planning.peak is not None
+    assert record.planning.peak[1] - record.traffic.workspace <= 1.005 * stock
     assert total.users and not any(n.target is triton_kernel_wrapper_functional for n in total.users)
 
 

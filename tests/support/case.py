@@ -198,5 +198,5 @@ def relative_errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[
 
 def found_in(records: Sequence[RegionRecord | Decline]) -> tuple[list[Fused], list[str]]:
     """Records of `mixorder.report.collect`, in the form of `Case.expected`."""
-    regions = [(r.space, len(r.inner), len(r.outer)) for r in records if not isinstance(r, Decline)]
+    regions = [(str(r.space), len(r.inner), len(r.outer)) for r in records if not isinstance(r, Decline)]
     return regions, [r.reason.value for r in records if isinstance(r, Decline)]

@@ -93,10 +93,10 @@ def files(tmp_path: Path) -> list[Path]:
 def test_the_winner_is_what_is_launched() -> None:
     graph = graphs.rms_norm_backward(32768, 768)
     plain, tuned = run(UNTUNED), run(graph=graph)
-    assert plain.tuning is None and plain.schedule.splits == 512
+    assert plain.planning.tuning is None and plain.schedule.splits == 512
     assert tuned.schedule.splits == 132
     assert tuned.schedule.launch.num_stages < plain.schedule.launch.num_stages
-    tuning = tuned.tuning
+    tuning = tuned.planning.tuning
     assert tuning is not None and not tuning.from_cache and tuning.candidates > 5
     assert tuning.heuristic_us == few_programs(Candidate("", plain.schedule))
     assert tuning.best_us == few_programs(Candidate("", tuned.schedule)) < tuning.heuristic_us
@@ -116,7 +116,7 @@ def test_the_heuristics_schedule_is_timed_first() -> None:
 
 
 def test_the_log_says_what_was_gained(said: Callable[[], list[str]]) -> None:
-    assert f"region0: {run().tuning}" in said()
+    assert f"region0: {run().planning.tuning}" in said()
     assert any(line.startswith("region0: timing ") for line in said())
 
 
@@ -153,7 +153,7 @@ def test_times_decide_whatever_was_predicted(monkeypatch: pytest.MonkeyPatch) ->
         predicted, "baseline", types.SimpleNamespace(**vars(baseline) | {"microseconds": lambda *_: 0.1})
     )
     assert declined(UNTUNED).reason is DeclineReason.SLOWER
-    assert run().tuning is not None
+    assert run().planning.tuning is not None
     monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(failing(NotComparable("no kernels"))))
     assert "predicted" in declined(graph=graphs.rms_norm_backward(32768, 512)).detail
     monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(lambda: 10.0))
@@ -162,7 +162,7 @@ def test_times_decide_whatever_was_predicted(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_fused_in_any_case_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(lambda: 10.0))
-    tuning = run(dataclasses.replace(STRICT, min_numel=0)).tuning
+    tuning = run(dataclasses.replace(STRICT, min_numel=0)).planning.tuning
     assert tuning is not None and tuning.beside is None and not FakeBench.built[0].beside
 
 
@@ -184,7 +184,7 @@ def test_what_inductor_cannot_run_by_itself_is_tuned_without(
 ) -> None:
     monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(failing(error)))
     first, second = run(), run()
-    assert first.tuning is not None and first.tuning.beside is None
+    assert first.planning.tuning is not None and first.planning.tuning.beside is None
     assert first.schedule == second.schedule != run(UNTUNED).schedule
     lasting = isinstance(error, NotComparable)  # memory may be there next time
     assert len(files(tmp_path)) == lasting and len(FakeBench.built) == 2 - lasting
@@ -207,8 +207,8 @@ def test_without_the_option_nothing_is_timed() -> None:
 @pytest.mark.parametrize("name", ["max_autotune", "max_autotune_pointwise", "coordinate_descent_tuning"])
 def test_inductors_own_tuning_options_tune_us_too(name: str) -> None:
     with config.patch({name: True}):
-        assert run(UNTUNED).tuning is not None
-    assert run(UNTUNED).tuning is None
+        assert run(UNTUNED).planning.tuning is not None
+    assert run(UNTUNED).planning.tuning is None
 
 
 @contextlib.contextmanager
@@ -224,7 +224,7 @@ def deterministic_algorithms() -> Iterator[None]:
 def test_determinism_is_not_tuned_and_said_once(asked: Any, said: Callable[[], list[str]]) -> None:
     with asked():
         records = [run(), run()]
-    assert all(r.tuning is None and r.schedule.splits == 512 for r in records)
+    assert all(r.planning.tuning is None and r.schedule.splits == 512 for r in records)
     assert not FakeBench.built
     assert sum("deterministic" in line for line in said()) == 1
 
@@ -232,8 +232,12 @@ def test_determinism_is_not_tuned_and_said_once(asked: Any, said: Callable[[], l
 def test_a_second_compile_takes_it_from_the_cache(tmp_path: Path) -> None:
     first, second = run(), run()
     assert len(FakeBench.built) == len(files(tmp_path)) == 1
-    assert first.tuning is not None and second.tuning is not None and second.tuning.from_cache
-    assert dataclasses.replace(second.tuning, from_cache=False) == first.tuning
+    assert (
+        first.planning.tuning is not None
+        and second.planning.tuning is not None
+        and second.planning.tuning.from_cache
+    )
+    assert dataclasses.replace(second.planning.tuning, from_cache=False) == first.planning.tuning
     assert (second.schedule, second.kernels) == (first.schedule, first.kernels)
 
 
@@ -247,7 +251,7 @@ def test_a_second_compile_takes_it_from_the_cache(tmp_path: Path) -> None:
 )
 def test_another_region_is_tuned_by_itself(other: Any, tmp_path: Path) -> None:
     run()
-    assert run(graph=other()).tuning.from_cache is False  # type: ignore[union-attr]
+    assert run(graph=other()).planning.tuning.from_cache is False  # type: ignore[union-attr]
     assert len(files(tmp_path)) == 2
 
 
@@ -284,7 +288,7 @@ def test_a_stored_schedule_that_is_not_legal_here_is_replaced(change: str, tmp_p
     path.write_text(json.dumps(data))
     again = run()
     assert again.schedule == wanted and len(FakeBench.built) == 2
-    assert run().tuning.from_cache is True  # type: ignore[union-attr]
+    assert run().planning.tuning.from_cache is True  # type: ignore[union-attr]
 
 
 def test_caches_that_are_off_are_neither_read_nor_written(tmp_path: Path) -> None:
@@ -305,7 +309,7 @@ def test_a_failure_leaves_the_heuristics_schedule(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(FakeBench, "us", staticmethod(failing(RuntimeError("the device is lost"))))
     with pytest.warns(UserWarning, match="'tune'.*the device is lost"):
         record = run(LENIENT)
-    assert record.tuning is None and record.schedule == run(UNTUNED).schedule
+    assert record.planning.tuning is None and record.schedule == run(UNTUNED).schedule
     assert counters["mixorder"] == {"fused_regions": 2} and files(tmp_path) == []
 
 
@@ -320,12 +324,12 @@ def test_a_failure_is_raised_in_strict_mode(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_too_little_memory_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(FakeBench, "us", staticmethod(failing(NotEnoughMemory("9 MB needed, 8 MB free"))))
-    assert run().tuning is None and files(tmp_path) == []
+    assert run().planning.tuning is None and files(tmp_path) == []
 
 
 def test_the_users_split_is_kept() -> None:
     record = run(dataclasses.replace(STRICT, split_size=100))
-    assert record.tuning is not None and record.schedule.splits == -(-32768 // 100)
+    assert record.planning.tuning is not None and record.schedule.splits == -(-32768 // 100)
 
 
 def test_a_region_that_is_declined_is_not_timed() -> None:
@@ -381,7 +385,7 @@ def test_where_there_is_no_gpu_nothing_is_timed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     device = torch.device("cuda", 0) if not torch.cuda.is_available() else torch.device("cpu")
     assert "no GPU" in str(tuner.reason_to_skip(device))
-    assert run().tuning is None
+    assert run().planning.tuning is None
 
 
 def test_the_thread_that_times_has_no_modes_but_the_same_config() -> None:

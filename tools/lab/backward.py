@@ -199,7 +199,7 @@ def fusions_into(result: Result) -> Any:
         yield
     fused = [r for r in records if isinstance(r, RegionRecord)]
     for one in fused:
-        lines = (one.strategy, *str(one.schedule).splitlines(), one.tuning or "not tuned")
+        lines = (one.strategy, *str(one.schedule).splitlines(), one.planning.tuning or "not tuned")
         result.note += f" {one.name}: {', '.join(map(str, lines))};"
     result.note += "".join(f" declined: {r}" for r in records if r not in fused)
 

@@ -160,9 +160,13 @@ def compiled(
 
 def plain(record: RegionRecord) -> dict[str, Any]:
     """What a duel keeps of a region."""
-    names = ("space", "rows", "cols", "dtype", "inner_ops", "outer_ops", "num_nodes", "strategy")
     return {
-        **{name: getattr(record, name) for name in names},
+        "space": str(record.space),
+        "rows": record.space.rows,
+        "cols": record.space.cols,
+        "inner_ops": [one.op for one in record.inner],
+        "outer_ops": [one.op for one in record.outer],
+        "strategy": record.strategy,
         "schedule": dataclasses.asdict(record.schedule),
         "kernels": [kernel.name for kernel in record.kernels],
         "expected": dataclasses.asdict(record.expected),

@@ -50,7 +50,7 @@ class Blocked:
         """Microseconds of all kernels."""
         record, strategy = self.record, strategy_of(self.record)
         facts = strategy.facts(record.loops)
-        nests = record.apart, record.loops
+        nests = record.planning.lowered, record.loops
         takes = strategy.predict(*nests, record.schedule, facts, record.traffic, device, times)
         return takes.fused_us
 
@@ -113,7 +113,7 @@ def _sample(
     stock_us: float,
     ours_us: float,
 ) -> Sample:
-    space = " + ".join(record.space for record in records)
+    space = " + ".join(str(record.space) for record in records)
     stock = tuple(map(_of_inductor, records))
     return Sample(key, kind, families, recipes, space, stock_us, ours_us, tuple(map(fused, records)), stock)
 
@@ -122,8 +122,8 @@ def _as_they_ran(
     records: Sequence[RegionRecord], regions: Sequence[dict[str, Any]]
 ) -> list[RegionRecord] | None:
     """The regions with the schedules that were timed; None if they are planned in another way now."""
-    now = [(r.space, r.num_nodes, r.strategy) for r in records]
-    if now != [(r["space"], r["num_nodes"], r["strategy"]) for r in regions]:
+    now = [(str(r.space), r.strategy) for r in records]
+    if now != [(r["space"], r["strategy"]) for r in regions]:
         return None
     ran = [_plan(region["schedule"], r.schedule) for region, r in zip(regions, records, strict=True)]
     # A mailbox has the size that the plan asks for.
@@ -176,7 +176,8 @@ def fused(record: RegionRecord) -> Fused | Blocked:
 def _of_inductor(record: RegionRecord) -> tuple[Kernel, ...]:
     """Inductor's kernels for a region's record."""
     blocked = strategy_of(record).blocked
-    return tuple(tile.kernels_of(record.apart) if blocked else baseline.kernels_of(record.apart, H200))
+    loops = record.planning.lowered
+    return tuple(tile.kernels_of(loops) if blocked else baseline.kernels_of(loops, H200))
 
 
 def planned(entry: Entry) -> list[RegionRecord]:
