@@ -8,34 +8,16 @@ standard library, since `import torch` runs it.
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-
-def _register_options(module: ModuleType) -> None:
-    from mixorder.plugin import register_options
-
-    register_options(module)
-
-
-def _wrap_compile_fx(module: ModuleType) -> None:
-    from mixorder.plugin import wrap_compile_fx
-
-    wrap_compile_fx(module)
-
-
-def _fit_launches(module: ModuleType) -> None:
-    from mixorder.plugin import fit_launches
-
-    fit_launches(module)
-
-
-_CALLBACKS: dict[str, Callable[[ModuleType], None]] = {
-    "torch._inductor.config": _register_options,
-    "torch._inductor.compile_fx": _wrap_compile_fx,
-    "torch._inductor.runtime.triton_heuristics": _fit_launches,
+# By the module that is extended: the function of `mixorder.plugin` that does it.
+_CALLBACKS = {
+    "torch._inductor.config": "register_options",
+    "torch._inductor.compile_fx": "wrap_compile_fx",
+    "torch._inductor.runtime.triton_heuristics": "fit_launches",
 }
 
 
@@ -85,7 +67,7 @@ class _AfterImport:
             # would skip a finder if this one were removed in place.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         try:
-            _CALLBACKS[name](module)
+            getattr(importlib.import_module("mixorder.plugin"), _CALLBACKS[name])(module)
         except Exception as error:
             # A torch with unknown internals must still compile everything that it compiles without mixorder.
             warnings.warn(f"mixorder stays off: {name} is not as expected ({error!r})", stacklevel=2)

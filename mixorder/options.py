@@ -6,7 +6,6 @@ registered entry, so two more entries are registered: the hash of mixorder's sou
 graph are donated. Tunable parameters of a kernel are not options: they belong to its schedule.
 """
 
-import difflib
 import functools
 import hashlib
 import os
@@ -23,11 +22,6 @@ DONATED_KEY = "mixorder_donated"
 SWITCH = "MIXORDER"
 SHARED = "TORCHINDUCTOR_MIX_ORDER_REDUCTION"
 ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-_SAME = 0.85
-"""A name whose difflib ratio to an option is at least this is a misspelling of it, by a letter or two.
-The options of torch 2.13 reach at most 0.76."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +73,6 @@ class Options:
 def config_key(option: Field[Any]) -> str:
     """Name of an option's entry in `torch._inductor.config`."""
     return option.metadata.get("key", f"mixorder_{option.name}")
-
-
-def misspelt(name: str) -> str:
-    """The message for a name that looks like an option of mixorder but is none; empty for other names."""
-    name = name.replace("-", "_")
-    known = [config_key(f) for f in fields(Options)]
-    close = difflib.get_close_matches(name, known, 1)
-    if name in known or not (name.startswith("mixorder") or difflib.get_close_matches(name, close, 1, _SAME)):
-        return ""
-    instead = f" Did you mean {close[0]!r}?" if close else ""
-    return f"mixorder has no option {name!r}.{instead} Its options are {', '.join(known)}."
 
 
 def register(config: ModuleType) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .options import Options, misspelt, register, source_hash
+from .options import Options, register, source_hash
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
@@ -23,11 +22,8 @@ if TYPE_CHECKING:
 
 
 def register_options(module: ModuleType) -> None:
-    """Add the options to `torch._inductor.config`, and a message for misspelt ones before torch's error."""
-    from .inductor.spelling import wrap_apply_options
-
+    """Add the options to `torch._inductor.config`."""
     register(module)
-    wrap_apply_options(sys.modules["torch"], misspelt)
 
 
 def wrap_compile_fx(module: ModuleType) -> None:

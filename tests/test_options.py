@@ -77,41 +77,13 @@ def test_compile_refuses_wrong_type_and_unknown_name() -> None:
         torch.compile(lambda x: x, options={"mixorder_foo": 1})
 
 
-def test_a_misspelt_option_is_told_before_torchs_list() -> None:
-    """In new processes: it may be the first thing that torch is asked for. And what the environment says."""
-    misspelt = (
-        "import torch\n"
-        "for name in {names}:\n"
-        "    try:\n"
-        "        torch.compile(torch.sin, options={{name: 4}})\n"
-        "    except RuntimeError as error:\n"
-        "        print(error)"
-    )
-    meant = {
-        "mixorder_splt_size": "mixorder_split_size",
-        "mixorder-stict": "mixorder_strict",
-        "mixorder_q": "",
-        "mixordr": "mixorder",
-        "mix_order_strict": "mixorder_strict",
-    }
+def test_the_environment_is_read_in_a_new_process() -> None:
     current = (
         "from mixorder.options import Options\n"
         "o = Options.current(); print(o.enabled, o.strict, repr(o.dump_dir))"
     )
     env = {SHARED: "1", "MIXORDER_STRICT": "1", "MIXORDER_DUMP": "1"}
-    text, found = python_after("import torch", [misspelt.format(names=[*meant]), current], **env)
-    assert found == "True True '1'"
-    lines = text.splitlines()
-    for (name, other), first, second in zip(meant.items(), lines[::2], lines[1::2], strict=True):
-        assert first.startswith(f"mixorder has no option '{name.replace('-', '_')}'.") and len(first) < 300
-        assert (f"Did you mean {other!r}?" in first) == bool(other) and "mixorder_min_numel" in first
-        assert second.startswith(f"Unexpected optimization option {name}, known options are")
-
-
-def test_an_option_of_torchs_is_left_to_torch() -> None:
-    with pytest.raises(RuntimeError) as error:
-        torch.compile(torch.sin, options={"max_autotun": True})
-    assert str(error.value).startswith("Unexpected optimization option max_autotun")
+    assert python_after("import torch", [current], **env) == ["True True '1'"]
 
 
 def test_attribute_assignment_and_deletion_of_override() -> None:

@@ -5,7 +5,9 @@ Exit status: 0 if nothing has failed, 1 otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -25,8 +27,6 @@ Each line begins with "ok", "note" (it works, but read this) or "FAILED". The li
 exit status is 1 if anything has failed."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
-TRITON = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")  # as builds of torch call it
-SWITCH = "MIXORDER"
 USE = 'torch.compile(model, options={"mixorder": True})'
 
 
@@ -63,8 +63,8 @@ def conclusion(findings: Sequence[Finding]) -> str:
     found = [finding.status for finding in findings]
     if FAILED in found:
         return "Something is wrong: see FAILED above."
-    notes = {0: "All is well.", 1: "Nothing has failed. Read the note above."}
-    return f"{notes.get(found.count(NOTE), 'Nothing has failed. Read the notes above.')} Use it: {USE}"
+    told = "Nothing has failed. Read the notes above." if NOTE in found else "All is well."
+    return f"{told} Use it: {USE}"
 
 
 # Versions.
@@ -86,8 +86,9 @@ def torch_version() -> Finding:
 def triton_version() -> Finding:
     torch = metadata.version("torch")
     tested, command = versions.TESTED.get(versions.release(torch)), versions.install_triton(torch)
-    found = next((version for name in TRITON for version in _metadata_of(name)), None)
-    if found is None:
+    try:
+        found: str = importlib.import_module("triton").__version__  # the package has several names
+    except ImportError:
         return Finding(
             FAILED, "triton is not installed", f"{command} (CPU builds of torch do not include it)."
         )
@@ -106,8 +107,9 @@ def plugin() -> Finding:
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         remedy = "`import mixorder` before the first compile, or unset it."
         return Finding(NOTE, "TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch loads no plugins", remedy)
-    runs = mixorder.__version__
-    version = next(iter(_metadata_of("mixorder")), runs)
+    runs = version = mixorder.__version__
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        version = metadata.version("mixorder")
     if version != runs:
         folder = Path(mixorder.__file__).parent.parent
         remedy = f"Install it again from the folder that it runs from: {folder}"
@@ -132,15 +134,13 @@ def switched_on() -> Finding:
     strange = [name for name, value in found if understood(value) is None]
     if strange:
         return Finding(NOTE, f"not understood: {said}", f"Set {', '.join(strange)} to 1 or 0.")
-    decides = f"{found[0][0]} decides" if len(found) > 1 else ""
-    why = f" ({said}{', ' if decides else ''}{decides})"
+    why = f"({said})" if len(found) < 2 else f"({said}, {found[0][0]} decides)"
     if switched_off():
-        return Finding(NOTE, f"off, whatever options say{why}", f"Unset {SWITCH}, or set it to 1.")
-    if found and not Options.current().enabled:
-        return Finding(NOTE, f"off, except where options say otherwise{why}", f"{SWITCH}=1, or say {USE}.")
-    if found:
-        return Finding(OK, f"on for every compile that does not say otherwise{why}")
-    return Finding(OK, f"off by default{why}; {USE}, or {SWITCH}=1 for every compile")
+        return Finding(NOTE, f"off, whatever options say {why}", "Unset MIXORDER, or set it to 1.")
+    if Options.current().enabled:
+        return Finding(OK, f"on for every compile that does not say otherwise {why}")
+    status = NOTE if found else OK
+    return Finding(status, f"off, except where options say otherwise {why}", f"{USE}, or MIXORDER=1.")
 
 
 # The GPU and a kernel.
@@ -150,12 +150,9 @@ def gpu() -> Finding:
     import torch
 
     if not torch.cuda.is_available():
-        built = torch.version.cuda or torch.version.hip
+        built = torch.version.cuda or torch.version.hip or "the CPU"
         remedy = "`explain` works without one. mixorder only makes code on a GPU faster."
-        why = (
-            "this torch is built for the CPU" if not built else f"torch is built for {built}; see nvidia-smi"
-        )
-        return Finding(NOTE, f"no GPU: {why}", remedy)
+        return Finding(NOTE, f"no GPU: torch is built for {built}", remedy)
     from mixorder.inductor.kernels import has_triton
 
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -176,25 +173,16 @@ def is_right() -> Finding:
     if not on_gpu and importlib.util.find_spec("numpy") is None:
         remedy = "pip install numpy: without a GPU, the interpreter needs it."
         return Finding(NOTE, "no gradients were computed: Triton's interpreter needs NumPy", remedy)
-    shape = ("4", "512", "256") if on_gpu else ("2", "8", "32")
-    sizes = [
-        text for name, n in zip(("batch", "seq", "dim"), shape, strict=True) for text in (f"--{name}", n)
-    ]
+    sizes = "--batch 4 --seq 512 --dim 256" if on_gpu else "--batch 2 --seq 8 --dim 32"
     device = "cuda" if on_gpu else "interpreter"
-    command = [sys.executable, "-m", "mixorder", "demo", "--device", device, "--layers", "1", *sizes]
+    arguments = f"--device {device} --layers 1 {sizes}".split()
+    command = [sys.executable, "-m", "mixorder", "demo", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     how = "on the GPU" if on_gpu else "in the Triton interpreter"
     if done.returncode == 0:
         return Finding(OK, f"gradients {how} are as accurate as without mixorder")
     said = " ".join((done.stdout + done.stderr).strip().splitlines()[-1:])
     return Finding(FAILED, f"gradients {how}: {said}"[:500], f"Report the output of: {' '.join(command[1:])}")
-
-
-def _metadata_of(name: str) -> list[str]:
-    try:
-        return [metadata.version(name)]
-    except metadata.PackageNotFoundError:
-        return []
 
 
 Check = Callable[[], Finding]

@@ -21,7 +21,7 @@ from .. import pipeline
 from ..errors import CannotExplain, MixorderError, in_a_line
 from ..inductor import config, frontend, versions
 from ..inductor.tensors import detect_fake_mode, tree_leaves
-from ..options import Options, misspelt
+from ..options import Options
 from ..plugin import prepare_interpreter
 from ..region.padding import saved_strides
 from ..report import collect
@@ -178,8 +178,7 @@ def _checked(options: Mapping[str, Any] | None) -> dict[str, Any]:
     Options.current()  # registers ours
     given = {key.replace("-", "_"): value for key, value in (options or {}).items()}
     if unknown := sorted(name for name in given if not config.is_option(name)):
-        said = [misspelt(name) or f"torch.compile has no option {name!r}." for name in unknown]
-        raise ValueError(" ".join(said))
+        raise ValueError(f"torch.compile has no option {', '.join(map(repr, unknown))}")
     return {**given, **config.TUNING_OFF}
 
 

@@ -66,15 +66,12 @@ def nothing(report: Findings) -> str:
     """That nothing was fused, and where the reason is."""
     if not report.graphs:
         why = "torch.compile captured no graph. TORCH_LOGS=graph_breaks says why."
-    elif report.misses or any(graph.kind == "backward" for graph in report.graphs) and report.norms:
+    elif report.misses or report.norms:
         why = "the reasons are below."
-    elif not any(graph.kind == "backward" for graph in report.graphs):
-        why = "no backward ran, and the forward has no pair of an inner and an outer reduction."
     else:
         why = (
-            "the model has no norm module. No graph has what mixorder looks for: an inner and an outer "
-            "reduction of the same elements, as in the backward of a norm, or the gradient of a Linear's "
-            "bias behind pointwise operators."
+            "no graph has what mixorder looks for: an inner and an outer reduction of the same elements, as "
+            "in the backward of a norm, or the gradient of a Linear's bias behind pointwise operators."
         )
     return f"Nothing was fused: {why}"
 
@@ -214,16 +211,8 @@ def _detail(regions: Sequence[RegionRecord], kind: list[int]) -> str:
 
 
 def _numbers(kind: list[int]) -> str:
-    """`0-3, 7` and so on; of many, the first and how many."""
-    runs: list[list[int]] = []
-    for i in kind:
-        if runs and runs[-1][-1] == i - 1:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    if len(runs) > 3:
-        return f"{kind[0]}... ({len(kind)})"
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    """`0, 3`; of more than three, the first and how many."""
+    return ", ".join(map(str, kind)) if len(kind) <= 3 else f"{kind[0]}... ({len(kind)})"
 
 
 def _counted(names: Sequence[str]) -> str:

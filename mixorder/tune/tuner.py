@@ -18,7 +18,7 @@ import torch
 
 from ..errors import Decline
 from ..inductor import config, stock, versions
-from ..ir.program import NUM_SPLITS, BufferRole, LoopProgram
+from ..ir.program import LoopProgram
 from ..options import Options, source_hash
 from ..rewrite.alone import Alone
 from ..schedule.device import DeviceInfo
@@ -26,7 +26,7 @@ from ..schedule.space import Space
 from ..strategies.strategy import Chosen, Strategy
 from . import cache
 from .measure import Bench, NotComparable, NotEnoughMemory
-from .search import Beside, Candidate, Measure, Tuning, beside_inductor, search
+from .search import Beside, Candidate, Tuning, beside_inductor, search
 
 log = logging.getLogger(__name__)
 
@@ -115,24 +115,11 @@ def _timed(
     """The fastest schedule by timing, and whether that is so next time: not if memory was short."""
     started = time.perf_counter()
     bench = Bench(starts, problem.label, problem.device, problem.alone)
-    outcome = search(spaces, _logged(bench, problem.name))
+    outcome = search(spaces, bench)
     beside, lasting = _beside(bench, outcome.best) if problem.alone is not None else (None, True)
     seconds = time.perf_counter() - started
     tuning = Tuning(outcome.heuristic_us, outcome.best_us, outcome.candidates, seconds, beside)
     return outcome.best, tuning, lasting
-
-
-def _logged(measure: Measure, name: str) -> Measure:
-    """The same measurement, with a line of the log before each round, and one for each time."""
-
-    def logged(candidates: Sequence[Candidate], reps: int) -> Mapping[Candidate, float]:
-        log.info("%s: timing %d schedules", name, len(candidates))
-        times = measure(candidates, reps)
-        for candidate, us in times.items():
-            log.debug("%8.1f us  %s", us, candidate)
-        return times
-
-    return logged
 
 
 def _beside(bench: Bench, best: Candidate) -> tuple[Beside | None, bool]:
@@ -185,7 +172,7 @@ def key_of(problem: Problem, starts: Mapping[str, Chosen]) -> str:
     return cache.key_of(
         {
             "kernels": kernels,
-            "buffers": _buffers(problem.chosen.loops),
+            "buffers": list(map(repr, problem.chosen.loops.buffers)),
             "hints": [(str(symbol), value) for symbol, value in problem.merged.hints],
             "split_size": problem.split_size,
             "device": [dataclasses.asdict(problem.info), capability],
@@ -194,20 +181,6 @@ def key_of(problem: Problem, starts: Mapping[str, Chosen]) -> str:
             "source": source_hash(),
         }
     )
-
-
-def _buffers(program: LoopProgram) -> list[tuple[str, ...]]:
-    """Dtypes, shapes and strides; the kernels' text has only those that their indices need."""
-    return [
-        (
-            b.name,
-            b.role.value,
-            str(b.dtype),
-            *(str([e.subs(NUM_SPLITS, 1) for e in t]) for t in (b.shape, b.stride)),
-        )
-        for role in BufferRole
-        for b in program.role(role)
-    ]
 
 
 @functools.cache

@@ -238,7 +238,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 def test_explain_of_what_has_no_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, _ = run(monkeypatch, "explain", f"{HERE}:nothing", "--device", "cpu")
-    assert status == 1 and "Nothing was fused: the model has no norm module." in " ".join(out.split())
+    assert status == 1 and "Nothing was fused: no graph has what" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,6 @@ def test_doctor_finds_all_well_here(monkeypatch: pytest.MonkeyPatch) -> None:
     ("found", "said"),
     [
         (("ok", "ok"), "All is well. Use it: "),
-        (("ok", "note"), "Nothing has failed. Read the note above. Use it: "),
         (("note", "note"), "Nothing has failed. Read the notes above. Use it: "),
         (("note", "FAILED"), "Something is wrong: see FAILED above."),
     ],
@@ -509,14 +508,7 @@ def test_doctor_sums_up_what_it_found(found: tuple[str, str], said: str) -> None
 
 
 def test_doctor_stops_where_the_rest_needs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = doctor.metadata.version
-
-    def version(name: str) -> str:
-        if name == "triton":
-            raise doctor.metadata.PackageNotFoundError(name)
-        return real(name)
-
-    monkeypatch.setattr(doctor.metadata, "version", version)
+    monkeypatch.setitem(sys.modules, "triton", None)
     status, out, _ = run(monkeypatch, "doctor")
     assert status == 1 and "FAILED  triton is not installed" in out
     assert f"pip install triton=={TESTED[release(torch.__version__)]} (" in out
@@ -530,8 +522,8 @@ def test_doctor_stops_where_the_rest_needs_what_is_missing(monkeypatch: pytest.M
 def test_doctor_knows_the_tested_pair(
     monkeypatch: pytest.MonkeyPatch, triton: str, status: str, remedy: str
 ) -> None:
-    versions = {"torch": "2.13.0+cpu", "triton": triton}
-    monkeypatch.setattr(doctor.metadata, "version", versions.__getitem__)
+    monkeypatch.setattr(doctor.metadata, "version", {"torch": "2.13.0+cpu"}.__getitem__)
+    monkeypatch.setattr("triton.__version__", triton)
     found = doctor.triton_version()
     assert found.status == status and remedy in found.remedy
 
@@ -565,7 +557,7 @@ def test_doctor_says_that_torch_loads_no_plugins(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("env", "status", "text"),
     [
-        ({}, "ok", "off by default (no variable is set)"),
+        ({}, "ok", "off, except where options say otherwise (no variable is set)"),
         ({"MIXORDER": "on"}, "ok", "on for every compile that does not say otherwise (MIXORDER='on')"),
         ({SHARED: "0"}, "note", f"off, except where options say otherwise ({SHARED}='0')"),
         ({"MIXORDER": "1", SHARED: "0"}, "ok", f"(MIXORDER='1', {SHARED}='0', MIXORDER decides)"),
