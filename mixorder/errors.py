@@ -5,6 +5,9 @@ Imports nothing of torch. Bad option values are neither: they are plain `ValueEr
 
 from __future__ import annotations
 
+import functools
+import logging
+import warnings
 from enum import Enum
 from typing import Any
 
@@ -145,6 +148,18 @@ def in_a_line(error: BaseException) -> str:
         )
     said = str(error).strip().splitlines()[:1]
     return ": ".join([type(error).__name__, *said])
+
+
+@functools.cache
+def say_once(message: str) -> None:
+    """Log a warning, once in a process."""
+    logging.getLogger("mixorder").warning(message)
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Warn the user, once in a process."""
+    warnings.warn(message, stacklevel=3)
 
 
 class CannotExplain(RuntimeError):

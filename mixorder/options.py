@@ -9,12 +9,12 @@ graph are donated. Tunable parameters of a kernel are not options: they belong t
 import functools
 import hashlib
 import os
-import warnings
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mixorder.errors import warn_once
 from mixorder.inductor import versions
 
 SOURCE_HASH_KEY = "mixorder_source_hash"
@@ -121,13 +121,8 @@ def _from_env(option: Field[Any]) -> bool | str | None:
             return value
         if (switch := understood(value)) is not None:
             return switch
-        _warn_once(f"mixorder does not understand {name}={value!r}. Set it to one of {', '.join(ON + OFF)}.")
+        warn_once(f"mixorder does not understand {name}={value!r}. Set it to one of {', '.join(ON + OFF)}.")
     return None
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
 
 
 def _checked(option: Field[Any], value: Any) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from .errors import Decline, MixorderError
+from .errors import Decline, MixorderError, warn_once
 from .ir.verify import Form, verify
 from .options import Options
 from .report import Dump, failed
@@ -68,8 +66,3 @@ class Runner:
     @property
     def stage_ms(self) -> tuple[tuple[str, float], ...]:
         return tuple((stage, 1e3 * seconds) for stage, seconds in self.seconds.items())
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=3)

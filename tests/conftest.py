@@ -103,7 +103,7 @@ def enabled_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, 
     entries = {key: config._config[key] for key in (*keys, SOURCE_HASH_KEY)}
 
     def options(env: dict[str, str]) -> Options:
-        module._warn_once.cache_clear()
+        module.warn_once.cache_clear()
         for name in VARIABLES:
             monkeypatch.delenv(name, raising=False)
         for name, value in env.items():

@@ -36,7 +36,7 @@ LENIENT = dataclasses.replace(ALWAYS, strict=False)
 def fresh() -> None:
     counters["mixorder"].clear()
     runner.warn_once.cache_clear()
-    legality._say_once.cache_clear()
+    legality.say_once.cache_clear()
 
 
 def launches(graph: Graph) -> int:

@@ -10,7 +10,6 @@ import importlib
 import inspect
 import logging
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -21,6 +20,7 @@ import torch.fx
 from torch._higher_order_ops import triton_kernel_wrap
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from ..errors import say_once, warn_once
 from . import (
     allocation,
     effect_order,
@@ -95,11 +95,10 @@ class MixOrderPass(CustomGraphPass):
         return self.plugin.identity()
 
 
-@functools.cache
 def _stays_off() -> bool:
     """Whether this torch is too old; warns once."""
     if why := versions.unsupported():
-        warnings.warn(f"mixorder stays off: {why}", stacklevel=2)
+        warn_once(f"mixorder stays off: {why}")
     return bool(why)
 
 
@@ -255,19 +254,9 @@ def _say_what_does_nothing(settings: Settings, given: dict[str, Any]) -> None:
     """Warn of mixorder's options where mixorder is off without being switched off explicitly."""
     names = [name for name in settings.as_config() if name in given]
     if given.get("mixorder"):
-        _log_once('MIXORDER=0 keeps mixorder off, also where options have "mixorder": True')
+        say_once('MIXORDER=0 keeps mixorder off, also where options have "mixorder": True')
     if names and "mixorder" not in given:
-        _warn_once(f'{", ".join(names)} does nothing without "mixorder": True')
-
-
-@functools.cache
-def _log_once(message: str) -> None:
-    log.warning(message)
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
+        warn_once(f'{", ".join(names)} does nothing without "mixorder": True')
 
 
 def _to_interpret(settings: Settings, inputs: Any) -> bool:

@@ -15,8 +15,6 @@ their rows. In some cases the result is wrong. The sum then gets what it lacks, 
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -28,10 +26,9 @@ import torch._inductor.ir as ir
 from torch._inductor.loop_body import MemoryUsageType
 from torch._inductor.virtualized import V
 
+from ..errors import say_once
 from . import versions
 from .wrapping import wrap
-
-log = logging.getLogger(__name__)
 
 SUMMED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -87,13 +84,8 @@ def _holds(check: Callable[..., bool], *nodes: Any) -> bool:
     except Exception as error:
         if _strict.get():
             raise
-        _say_once(f"Inductor's own mix-order reduction is not used: {type(error).__name__}: {error}")
+        say_once(f"Inductor's own mix-order reduction is not used: {type(error).__name__}: {error}")
         return False
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    log.warning(message)
 
 
 def _may_join(pair: Any, node: Any, other: Any) -> bool:

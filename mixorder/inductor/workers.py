@@ -28,10 +28,3 @@ def submit(function: Callable[..., Any], *args: Any) -> Future[Any]:
     from torch._inductor.async_compile import AsyncCompile
 
     return AsyncCompile.process_pool().submit(function, *args)
-
-
-def name_assembler() -> None:
-    """Set torch's own ptxas for Triton in the environment, once per process, as Inductor does."""
-    from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
-
-    _set_triton_ptxas_path()

@@ -5,13 +5,10 @@ That a region is convex is proved where it is grown; dtypes and static sizes are
 
 from __future__ import annotations
 
-import functools
-import logging
-
 import torch
 from torch.fx import Graph
 
-from ..errors import Decline, DeclineReason
+from ..errors import Decline, DeclineReason, say_once
 from ..inductor.config import promises_bits
 from ..inductor.graphs import get_node_storage
 from ..inductor.kernels import has_triton
@@ -21,26 +18,19 @@ from .placement import moved
 from .region import Region
 from .walk import position
 
-log = logging.getLogger("mixorder")
-
 
 def has_usable_device(graph: Graph, interpret: bool) -> bool:
     """Whether the graph has tensors that our kernels can take; says once if not. `interpret`: on the CPU."""
     types = {val.device.type for node in graph.nodes if isinstance(val := node.meta.get("val"), torch.Tensor)}
     if "cuda" in types:
         if not has_triton():
-            _say_once("mixorder does nothing: Triton cannot drive this GPU")
+            say_once("mixorder does nothing: Triton cannot drive this GPU")
         return has_triton()
     if "cpu" in types and interpret:
         return True
     if types:
-        _say_once(f"mixorder does nothing for a graph on {', '.join(sorted(types))}: it needs a GPU")
+        say_once(f"mixorder does nothing for a graph on {', '.join(sorted(types))}: it needs a GPU")
     return False
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    log.warning(message)
 
 
 def check(region: Region) -> None:

@@ -83,7 +83,7 @@ def compile_job(job: Job) -> Any:
 def compile_all(jobs: Sequence[Job], folder: str) -> dict[Job, Any]:
     """The kernels of the jobs that compile; `folder` is Triton's cache. Failures are logged."""
     jobs = list(dict.fromkeys(jobs))
-    workers.name_assembler()  # the assembler that Inductor will use, too
+    versions.name_triton_tools()  # those that Inductor will use, too
     compiled = {}
     with environment(triton_settings() | {"TRITON_CACHE_DIR": folder}):
         failed = _in_workers(jobs)
@@ -107,7 +107,6 @@ def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
     try:
         if len(jobs) < 2 or not _workers_are_there():
             return failed
-        versions.name_triton_tools()
         settings = triton_settings()
         futures = [workers.submit(compile_in_worker, job, settings) for job in jobs]
         for job, future in zip(jobs, futures, strict=True):

@@ -23,7 +23,7 @@ import torch
 from ..codegen.source import KernelSource
 from ..inductor.config import triton_cache_dir
 from ..inductor.stock import compile_as_shipped
-from ..ir.program import NUM_SPLITS, Buffer, BufferRole, LoopProgram
+from ..ir.program import NUM_SPLITS, BufferRole, LoopProgram
 from ..rewrite.alone import Alone
 from ..strategies.strategy import Chosen
 from .compile import compile_all, job_of
@@ -133,17 +133,7 @@ class Bench:
 
         target = triton.runtime.driver.active.get_current_target()
         self.target = (target.backend, target.arch, target.warp_size)
-        flush = flush_bytes(self.device)
-        needed = flush + sum(_storage(next(iter(self.ways.values())).loops, b, 1) for b in self._shared())
-        free = torch.cuda.mem_get_info(self.device)[0]
-        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        if needed > 0.8 * free:
-            raise NotEnoughMemory(f"{needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
-        self.flush = torch.empty(flush, dtype=torch.uint8, device=self.device)
-
-    def _shared(self) -> tuple[Buffer, ...]:
-        program = next(iter(self.ways.values())).loops
-        return program.role(BufferRole.INPUT) + program.role(BufferRole.OUTPUT)
+        self.flush = torch.empty(flush_bytes(self.device), dtype=torch.uint8, device=self.device)
 
     def _compiled(self, candidates: Sequence[Candidate]) -> Compiled:
         """The kernels of those candidates that compile, in the order of their launches."""
@@ -250,11 +240,6 @@ class Bench:
 def _in_order(launches: Sequence[Callable[[], None]]) -> None:
     for launch in launches:
         launch()
-
-
-def _storage(program: LoopProgram, buffer: Buffer, num_splits: int) -> int:
-    """Bytes from a buffer's first element to its last."""
-    return (program.hint(buffer.max_offset.subs(NUM_SPLITS, num_splits)) + 1) * buffer.dtype.itemsize
 
 
 def _out_of_resources(error: Exception) -> bool:

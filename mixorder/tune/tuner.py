@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import time
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from ..errors import Decline
+from ..errors import Decline, say_once
 from ..inductor import config, stock, versions
 from ..ir.program import LoopProgram
 from ..options import Options, source_hash
@@ -65,7 +64,7 @@ def wanted(options: Options) -> bool:
     if not options.autotune and not config.tunes():
         return False
     if config.wants_deterministic_results():
-        _say_once("not tuned: deterministic results are asked for")
+        say_once("not tuned: deterministic results are asked for")
         return False
     return True
 
@@ -127,7 +126,7 @@ def _beside(bench: Bench, best: Candidate) -> tuple[Beside | None, bool]:
     try:
         return beside_inductor(bench.beside_inductor, best), True
     except (NotComparable, NotEnoughMemory) as error:
-        _say_once(f"a region is not timed beside Inductor's kernels: {error}")
+        say_once(f"a region is not timed beside Inductor's kernels: {error}")
         return None, isinstance(error, NotComparable)
 
 
@@ -181,8 +180,3 @@ def key_of(problem: Problem, starts: Mapping[str, Chosen]) -> str:
             "source": source_hash(),
         }
     )
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    log.warning(message)

@@ -30,5 +30,5 @@ def fresh() -> None:
 @pytest.fixture
 def no_winners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An empty cache of winners of tuning; Inductor's own caches stay where they are."""
-    tuner._say_once.cache_clear()
+    tuner.say_once.cache_clear()
     monkeypatch.setattr(tuner.config, "winners_folder", lambda: tmp_path / "mixorder")

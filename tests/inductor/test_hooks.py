@@ -74,7 +74,7 @@ def test_off_leaves_the_compile_alone(runs: Recorder, options: dict[str, Any]) -
     ],
 )
 def test_options_without_the_switch_are_told(runs: Recorder, options: dict[str, Any], told: bool) -> None:
-    install._warn_once.cache_clear()
+    install.warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         torch.compile(loss, options=options)(torch.randn(8))
@@ -86,7 +86,7 @@ def test_options_without_the_switch_are_told(runs: Recorder, options: dict[str, 
 def test_an_option_that_the_environment_overrules_is_told_once(
     runs: Recorder, enabled_by: Callable[[dict[str, str]], object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    install._log_once.cache_clear()
+    install.say_once.cache_clear()
     enabled_by({"MIXORDER": "0"})
     for _ in range(2):
         torch._dynamo.reset()
@@ -98,7 +98,7 @@ def test_an_option_that_the_environment_overrules_is_told_once(
 
 def test_an_unsupported_torch_is_told_and_left_alone(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     versions.unsupported.cache_clear()
-    install._stays_off.cache_clear()
+    install.warn_once.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "2.10.1+cu128")
         with pytest.warns(UserWarning, match=r"mixorder stays off: torch 2.10.1\+cu128 is not supported"):
@@ -106,7 +106,7 @@ def test_an_unsupported_torch_is_told_and_left_alone(runs: Recorder, monkeypatch
         with pytest.raises(CannotExplain, match="2.11 is the oldest"):
             mixorder.explain(loss)(torch.randn(8))
     versions.unsupported.cache_clear()
-    install._stays_off.cache_clear()
+    install.warn_once.cache_clear()
     assert runs == []
 
 

@@ -62,7 +62,7 @@ class FakeBench:
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine that could time kernels, with an empty cache."""
     counters["mixorder"].clear()
-    tuner._say_once.cache_clear()
+    tuner.say_once.cache_clear()
     runner.warn_once.cache_clear()
     FakeBench.built.clear()
     monkeypatch.setattr(FakeBench, "us", staticmethod(few_programs))
