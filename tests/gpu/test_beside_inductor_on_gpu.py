@@ -57,6 +57,8 @@ def beside_of(record):
 def test_a_compile_inside_the_compile_of_a_forward_and_a_backward(more, caplog):
     model = Model(512).to(DEVICE)
     x, dy = (torch.randn(8192, 512, device=DEVICE) for _ in range(2))
+    compiled(model, x, dy, mixorder_autotune=False, **more)  # cuBLAS' workspaces, which stay
+    torch.cuda.synchronize()
     allocated = torch.cuda.memory_allocated()
     with caplog.at_level(logging.WARNING, logger="mixorder"):
         found, records = compiled(model, x, dy, **more)
@@ -72,8 +74,7 @@ def test_a_compile_inside_the_compile_of_a_forward_and_a_backward(more, caplog):
     if "triton.cudagraphs" not in more:
         del found
         torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that multiplied matrices
-        assert torch.cuda.memory_allocated() - allocated < 2**26  # nothing of the timing is kept
+        assert torch.cuda.memory_allocated() - allocated < 2**23  # half of one input: nothing is kept
 
 
 def test_inductors_kernels_are_those_that_stock_runs():
