@@ -108,13 +108,6 @@ def test_the_winner_is_what_is_launched() -> None:
     assert (tuned.traffic.read, tuned.traffic.written) == (plain.traffic.read, plain.traffic.written)
 
 
-def test_the_heuristics_schedule_is_timed_first() -> None:
-    plain = run(UNTUNED).schedule
-    run()
-    (bench,) = FakeBench.built
-    assert bench.timed[0] == Candidate("persistent", plain)
-
-
 def test_the_log_says_what_was_gained(said: Callable[[], list[str]]) -> None:
     assert f"region0: {run().planning.tuning}" in said()
 
@@ -196,11 +189,6 @@ def test_another_setting_of_inductors_is_timed_by_itself() -> None:
         run()
     run(dataclasses.replace(STRICT, min_numel=1))
     assert len(FakeBench.built) == 2
-
-
-def test_without_the_option_nothing_is_timed() -> None:
-    run(UNTUNED)
-    assert not FakeBench.built
 
 
 @pytest.mark.parametrize("name", ["max_autotune", "max_autotune_pointwise", "coordinate_descent_tuning"])
@@ -324,17 +312,6 @@ def test_a_failure_is_raised_in_strict_mode(monkeypatch: pytest.MonkeyPatch) -> 
 def test_too_little_memory_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(FakeBench, "us", staticmethod(failing(NotEnoughMemory("9 MB needed, 8 MB free"))))
     assert run().planning.tuning is None and files(tmp_path) == []
-
-
-def test_the_users_split_is_kept() -> None:
-    record = run(dataclasses.replace(STRICT, split_size=100))
-    assert record.planning.tuning is not None and record.schedule.splits == -(-32768 // 100)
-
-
-def test_a_region_that_is_declined_is_not_timed() -> None:
-    with collect() as records:
-        pipeline.run(graphs.pair_graph(63, 64), STRICT)
-    assert len(records) == 1 and not FakeBench.built
 
 
 def problem(cols: int, make: Any = graphs.rms_norm_backward) -> tuner.Problem:
