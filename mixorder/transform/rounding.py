@@ -6,6 +6,7 @@ instruction for two.
 
 from __future__ import annotations
 
+import sympy
 import torch
 
 from ..ir.program import AxisClass, Compute, Statement
@@ -19,10 +20,16 @@ def round_at_once(stmt: Statement, scope: Scope) -> list[Statement]:
     if not is_op(stmt, "to_dtype", torch.float32):
         return []
     half = scope.values[stmt.args[0].name]
-    cols = {a.symbol for a in scope.nest.loops if a.kind in (AxisClass.COLUMN, AxisClass.COMMON)}
-    if not is_op(half, "to_dtype", torch.bfloat16) or cols.isdisjoint(scope.deps[stmt.name]):
+    if not is_op(half, "to_dtype", torch.bfloat16) or _columns(scope).isdisjoint(scope.deps[stmt.name]):
         return []
     value = half.args[0]
     if scope.values[value.name].dtype != torch.float32:
         return []
     return [Compute(stmt.name, ROUNDED, (value,), (), torch.float32)]
+
+
+def _columns(scope: Scope) -> set[sympy.Symbol]:
+    """The axes along which a tile has columns: the last one of a tile without a column axis."""
+    loops = [axis for axis in scope.nest.loops if axis.kind is not AxisClass.SPLIT]
+    found = {axis.symbol for axis in loops if axis.kind in (AxisClass.COLUMN, AxisClass.COMMON)}
+    return found or {axis.symbol for axis in loops[-1:] if axis.kind is AxisClass.BATCH and len(loops) > 1}
