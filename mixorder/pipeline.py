@@ -23,7 +23,7 @@ from .inductor.config import emulates_precision_casts, promises_bits, traces_bac
 from .inductor.graphs import leave_to_inductor, round_as_eager, save_for_backward
 from .inductor.symbols import guarded
 from .ir.program import LoopProgram
-from .ir.verify import Form
+from .ir.verify import Form, check_stores
 from .lowering.lower import lower
 from .lowering.tile import lower_tile
 from .options import Options
@@ -249,6 +249,7 @@ def fuse(
         show("in_place.txt", loops, strategy.form)
     loops = step("liveness", with_read_again, loops, region, change.place, timeline)
     key = key and (key, tuple((b.over, b.read_again) for b in loops.buffers))
+    runner.once(key and ("covered", key), lambda: step("verify", check_stores, loops))
     kernels = runner.once(key, lambda: step("codegen", strategy.generate, loops, schedule, named))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
     record = step("report", chosen.record, loops, kernels)

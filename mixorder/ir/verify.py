@@ -1,16 +1,23 @@
 """What a loop program may look like in each form. Raises `ValueError` on the first broken rule.
 
-The pipeline calls this between stages, in strict mode.
+The pipeline calls `verify` between stages, in strict mode, and `check_stores` before kernels are written, in
+every compile.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
+from collections.abc import Sequence
 
+import sympy
+
+from ..inductor.symbols import FloorDiv, ModularIndexing
 from .dtypes import BOOL, IN_SLOTS, added_up_in, computed_in
 from .in_place import why_not
 from .program import (
     NUM_SPLITS,
+    Axis,
     AxisClass,
     BufferRole,
     Carry,
@@ -24,8 +31,12 @@ from .program import (
     Value,
     depth_of,
     index_symbols,
+    loops_of,
     operands,
 )
+
+_Steps = list[tuple[sympy.Expr, sympy.Expr]]
+"""Parts of an offset: a stride and how many of it."""
 
 
 class Form(enum.Enum):
@@ -69,6 +80,49 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
     _require(len(over_rows) == 1, "{} nests over rows after the split", len(over_rows))
     _verify_in_place(program)
     return program
+
+
+def check_stores(program: LoopProgram) -> None:
+    """Raise `ValueError` unless each element of each output is stored exactly once, as far as its index
+    tells: the strides of the loops are those of the buffer's dims."""
+    for nest in program.nests:
+        stores = [s for s in nest.statements if isinstance(s, Store)]
+        deps = nest.dependence() if stores else {}
+        for store in stores:
+            buffer = program.buffer(store.buffer)
+            if buffer.role is BufferRole.OUTPUT:
+                again = loops_of(store, deps) - store.index.free_symbols
+                _require(not again, "{} is repeated for each of {}", store, again)
+                dims = _joined(list(zip(buffer.stride, buffer.shape, strict=True)))
+                _require(_steps(store.index, nest.loops) == dims, "{} does not cover {}", store, buffer)
+
+
+def _steps(index: sympy.Expr, loops: Sequence[Axis]) -> _Steps | None:
+    """An index as its strides; None for one that is no sum of multiples of whole loops or their digits."""
+    sizes, steps = {axis.symbol: axis.size for axis in loops}, _Steps()
+    digits: dict[sympy.Symbol, _Steps] = {}
+    for term in sympy.Add.make_args(sympy.expand(index)):
+        stride, place = term.as_independent(*sizes) if term != 0 else (term, sympy.S.One)
+        is_digit = isinstance(place, FloorDiv | ModularIndexing)
+        symbol, by, *counts = place.args if is_digit else (place, sympy.S.One)
+        if symbol in sizes:
+            count = counts[0] if counts else sizes[symbol] / by
+            digits.setdefault(symbol, []).append((by, count))
+            steps.append((stride, count))
+        elif term != 0:
+            return None
+    whole = all(_joined(parts) == _joined([(sympy.S.One, sizes[s])]) for s, parts in digits.items())
+    return _joined(steps) if whole else None
+
+
+def _joined(steps: _Steps) -> _Steps:
+    """The fewest steps with the same offsets, in an order of their own."""
+    left = [(sympy.sympify(stride), sympy.sympify(n)) for stride, n in steps if n != 1]
+    for outer, inner in itertools.permutations(left, 2):
+        if sympy.expand(outer[0] - inner[0] * inner[1]) == 0:
+            rest = [step for step in left if step is not outer and step is not inner]
+            return _joined([*rest, (inner[0], sympy.expand(outer[1] * inner[1]))])
+    return sorted(left, key=str)
 
 
 def _verify_blocked(program: LoopProgram) -> None:

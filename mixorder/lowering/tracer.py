@@ -53,7 +53,7 @@ from ..region.nodes import (
     reduction_kind,
 )
 from ..region.region import Region
-from ..region.sizes import Size
+from ..region.sizes import Size, plain, product
 from .index_map import Index
 from .pointwise import Boxes, symbolic
 
@@ -315,7 +315,10 @@ class Tracer:
         return candidate
 
     def combined(self, node: Node, value: Traced, symbols: tuple[sympy.Symbol, ...], count: Size) -> Traced:
-        """The result of a reduction node over `count` elements along some loops, from the operand's value."""
+        """The result of a reduction node over `count` elements along some loops, from the operand's value.
+        Raises ValueError if these loops have another number of elements."""
+        if product(plain(self._ranges[symbol]) for symbol in symbols) != count:
+            raise ValueError(f"{node.name} reduces {count} elements, and not all of {symbols}")
         kind = reduction_kind(node)
         assert kind is not None
         stored = fake(node).dtype  # type: ignore[union-attr]

@@ -91,6 +91,14 @@ def broadcast(order: Order, shape: Sequence[Size]) -> Order:
     )
 
 
+def are_disjoint(factors: Sequence[Factor]) -> bool:
+    """Whether no two factors share a part, so that each combination of their values is one element's."""
+    return all(
+        ratio(b.stride, a.end) is not None or ratio(a.stride, b.end) is not None
+        for a, b in itertools.combinations(factors, 2)
+    )
+
+
 def boundaries(factors: Iterable[Factor]) -> set[Size]:
     """The strides at which factors begin and end."""
     return {at for factor in factors for at in (factor.stride, factor.end)}

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.program import AxisClass
-from .factors import Factor, Order, Run, broadcast, divided, flat, joined
+from .factors import Factor, Order, Run, are_disjoint, broadcast, divided, flat, joined
 from .nodes import (
     is_constant,
     is_permutation,
@@ -101,7 +101,9 @@ class Orders(dict[Node, Order]):
         return self[node]
 
     def _widest(self, node: Node, known: Iterable[Node]) -> Order | None:
-        """A pointwise result's order: along each dim that of an operand as long as the result."""
+        """A pointwise result's order: along each dim that of an operand as long as the result. None if two
+        dims would be of the same factor, as in an outer product of a vector with itself: it has elements
+        that no place in the space has."""
         shape, runs = self.shape_of(node) or (), dict[int, Run]()
         for arg in known:
             own = self.shape_of(arg) or ()
@@ -110,7 +112,8 @@ class Orders(dict[Node, Order]):
                     runs.setdefault(d, self[arg][d - len(shape) + len(own)])
         if any(n != 1 and d not in runs for d, n in enumerate(shape)):
             return None
-        return tuple(runs.get(d, ()) for d in range(len(shape)))
+        order = tuple(runs.get(d, ()) for d in range(len(shape)))
+        return order if are_disjoint(flat(order)) else None
 
     def find(self, node: Node) -> bool:
         """Find a node's order from its operands. Returns whether it has one."""

@@ -16,7 +16,7 @@ from ..inductor.tensors import is_dense, tracing
 from ..ir.program import BufferRole, LoopProgram
 from ..region.effects import between, has_effect
 from ..region.layouts import is_strided, update_views
-from ..region.nodes import leaves_the_graph, unviewed
+from ..region.nodes import fake, leaves_the_graph, shape_of, unviewed
 from ..region.placement import moved
 from ..region.region import Region
 from .graph_writer import GraphWriter, is_launched
@@ -61,6 +61,7 @@ def replace(
                 results[i] = writer.strided(results[i], old)
             elif old in region.widened:
                 results[i] = writer.rounded(results[i], old)
+            _check_alike(results[i], old)
         sink(moved(region), writer.created[-1])
     except BaseException:
         writer.undo()
@@ -74,6 +75,13 @@ def replace(
         if not node.users:
             graph.erase_node(node)
     return dict(zip(region.outputs, results, strict=True))
+
+
+def _check_alike(new: Node, old: Node) -> None:
+    """Raise ValueError where a result is of another dtype or shape than what it replaces."""
+    (mine, theirs), shapes = map(fake, (new, old)), tuple(map(shape_of, (new, old)))
+    if mine is None or theirs is None or mine.dtype != theirs.dtype or shapes[0] != shapes[1]:
+        raise ValueError(f"{new.name} for {old.name}: {mine} instead of {theirs}")
 
 
 def copy_parts(graph: Graph) -> None:

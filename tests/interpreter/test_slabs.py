@@ -302,6 +302,38 @@ def test_a_norm_behind_another(last: bool) -> None:
     assert (len(one.outer), len(one.kernels)) == (4, 4)
 
 
+PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "an outer product": torch.outer,
+    "one sum by itself": lambda a, _: a[:, None] * a[None],
+    "a matrix product over one element": lambda a, b: a[:, None] @ b[None],
+    "comparisons": lambda a, b: (a[:, None] > b[None]).to(a.dtype),
+    "a choice": lambda a, b: torch.where(a[:, None] > 0, b[None], a[:, None]),
+    "a matrix and its transpose": lambda a, b: (a[:, None] + b) + (a[:, None] + b).T,
+    "a triangle": lambda a, b: torch.outer(a, b).triu(),
+    "summed again": lambda a, b: torch.outer(a, b).abs().sum(0),
+    "distances": lambda a, b: (a[:, None] - b[None]).abs().sum(-1),
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_of_what_channels_have(name: str, last: bool) -> None:
+    """A tensor with the same axis twice has elements at places that the region does not have."""
+
+    def function(dy: torch.Tensor, h: torch.Tensor) -> Tensors:
+        dims = (0, 2, 3)
+        normed = (h - h.mean(dims, keepdim=True)) * torch.rsqrt(h.var(dims, keepdim=True) + 1e-5)
+        both = dy.sum(dims), (dy * normed).sum(dims)
+        shift, slope = (s[None, :, None, None] / (dy.numel() // dy.shape[1]) for s in both)
+        return dy - shift - normed * slope, PAIRS[name](*both)
+
+    xs = tuple(lying((4, 16, 20, 16), f32, last) for _ in range(2))
+    with collect() as records:
+        ours = compiled(ON)(function)(*xs)
+    assert SLABS.name in [r.strategy for r in records if isinstance(r, RegionRecord)]
+    check(ours, function(*xs), function(*(x.double() for x in xs)), xs[0].numel())
+
+
 class Conditioned(nn.Module):
     """A group norm behind what is computed for each channel of a sample, such as of a time step."""
 

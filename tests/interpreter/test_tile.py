@@ -132,6 +132,31 @@ def test_sums_over_all_rows_beside_the_blocks(rows: int, cols: int) -> None:
             assert different(mine, theirs) <= mine.numel() // 1000  # exp is NumPy's there
 
 
+PAIRS: dict[str, Callable[[Any, Any], Any]] = {
+    "products of a row's scales": lambda r, _: r[:, :, None] * r[:, None],
+    "comparisons of a row's scales": lambda r, _: r[:, :, None] > r[:, None],
+    "comparisons of rows": lambda r, _: r[:, None] < r[None],
+    "comparisons along columns": lambda _, c: c[:, :, None] > c[:, None],
+    "products of blocks of rows": lambda _, c: c[:, None] * c[None],
+    "a product of both": lambda r, c: r[:, :1] * c[:1],
+    "all of one side": lambda r, _: r[:8].reshape(-1, 1) >= r[:8].reshape(1, -1),
+    "sums of products": lambda r, _: (r[:, :, None] * r[:, None]).amax(-1),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_of_scales(name: str) -> None:
+    """A tensor with the same axis twice has elements at places that a tile does not have."""
+
+    def function(x: Any) -> tuple[torch.Tensor, ...]:
+        rows, columns = both_blocks(x)
+        scales = rows.abs().amax(2), columns.abs().amax(1)
+        return *scales, rows / scales[0][:, :, None], columns / scales[1][:, None], PAIRS[name](*scales)
+
+    records = exactly_fused(function, wide(256, 512, f32))
+    assert [r.strategy for r in records] == [TILE.name]
+
+
 def test_a_sum_of_blocks_is_as_exact_as_eager_s() -> None:
     def function(x: Any) -> Any:
         rows, columns = both_blocks(x)

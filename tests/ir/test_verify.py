@@ -11,6 +11,7 @@ import pytest
 import sympy
 from graphs import f32, only, share, within_tile
 
+from mixorder.inductor.symbols import FloorDiv, ModularIndexing
 from mixorder.ir.program import (
     Axis,
     AxisClass,
@@ -27,7 +28,7 @@ from mixorder.ir.program import (
     Store,
 )
 from mixorder.ir.reductions import SUM
-from mixorder.ir.verify import Form, verify
+from mixorder.ir.verify import Form, check_stores, verify
 from mixorder.lowering.lower import lower
 from mixorder.lowering.tile import lower_tile
 from mixorder.transform.finished import finished
@@ -168,6 +169,48 @@ def test_a_broken_rule(what: str, programs: Programs) -> None:
     form, change, message = BROKEN[what]
     with pytest.raises(ValueError, match=message):
         verify(changed(programs[form], 0, change), form)
+
+
+@pytest.mark.parametrize("stage", Form)
+def test_stores_cover_their_outputs(stage: Form, programs: Programs) -> None:
+    check_stores(programs[stage])
+
+
+def elsewhere(at: Callable[[sympy.Expr], sympy.Expr]) -> Change:
+    """Stores at another place."""
+
+    def change(nest: Nest) -> Nest:
+        body = (dataclasses.replace(s, index=at(s.index)) if isinstance(s, Store) else s for s in nest.body)
+        return dataclasses.replace(nest, body=tuple(body))
+
+    return change
+
+
+ROW = sympy.Symbol("x", integer=True, nonnegative=True)
+UNCOVERED: dict[str, Callable[[sympy.Expr], sympy.Expr]] = {
+    "one row": lambda index: index.xreplace({ROW: sympy.S.Zero}),
+    "the diagonal": lambda index: index + ROW,
+    "every second element": lambda index: 2 * index,
+    "not the first element": lambda index: index + 1,
+    "half of the rows twice": lambda index: index.xreplace({ROW: FloorDiv(ROW, 2)}),
+    "rows, modulo some": lambda index: index.xreplace({ROW: ModularIndexing(ROW, 1, 16)}),
+    "squares": lambda index: index.xreplace({ROW: ROW**2}),
+}
+
+
+@pytest.mark.parametrize("what", UNCOVERED)
+def test_stores_that_leave_elements_out_or_write_some_twice(what: str, programs: Programs) -> None:
+    program = changed(programs[Form.LOWERED], 0, elsewhere(UNCOVERED[what]))
+    with pytest.raises(ValueError, match="does not cover|is repeated"):
+        check_stores(program)
+
+
+def test_stores_of_digits_of_a_loop(programs: Programs) -> None:
+    """Rows that are two dims in memory: their digits cover what the loop does, in either order."""
+    high, low = FloorDiv(ROW, 8), ModularIndexing(ROW, 1, 8)
+    program = programs[Form.LOWERED]
+    check_stores(changed(program, 0, elsewhere(lambda index: index.xreplace({ROW: 8 * high + low}))))
+    check_stores(changed(program, 0, elsewhere(lambda index: index.xreplace({ROW: 64 * low + high}))))
 
 
 def test_a_workspace_before_the_split(programs: Programs) -> None:
