@@ -7,6 +7,7 @@ every compile.
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -35,7 +36,7 @@ from .program import (
     operands,
 )
 
-_Steps = list[tuple[sympy.Expr, sympy.Expr]]
+_Steps = list[tuple[sympy.Expr | int, sympy.Expr | int]]
 """Parts of an offset: a stride and how many of it."""
 
 
@@ -97,11 +98,12 @@ def check_stores(program: LoopProgram) -> None:
                 _require(_steps(store.index, nest.loops) == dims, "{} does not cover {}", store, buffer)
 
 
+@functools.lru_cache(maxsize=1024)
 def _steps(index: sympy.Expr, loops: Sequence[Axis]) -> _Steps | None:
     """An index as its strides; None for one that is no sum of multiples of whole loops or their digits."""
     sizes, steps = {axis.symbol: axis.size for axis in loops}, _Steps()
     digits: dict[sympy.Symbol, _Steps] = {}
-    for term in sympy.Add.make_args(sympy.expand(index)):
+    for term in sympy.Add.make_args(index):
         stride, place = term.as_independent(*sizes) if term != 0 else (term, sympy.S.One)
         is_digit = isinstance(place, FloorDiv | ModularIndexing)
         symbol, by, *counts = place.args if is_digit else (place, sympy.S.One)
@@ -110,19 +112,26 @@ def _steps(index: sympy.Expr, loops: Sequence[Axis]) -> _Steps | None:
             digits.setdefault(symbol, []).append((by, count))
             steps.append((stride, count))
         elif term != 0:
-            return None
+            expanded = sympy.expand(index)
+            return _steps(expanded, loops) if expanded != index else None
     whole = all(_joined(parts) == _joined([(sympy.S.One, sizes[s])]) for s, parts in digits.items())
     return _joined(steps) if whole else None
 
 
 def _joined(steps: _Steps) -> _Steps:
     """The fewest steps with the same offsets, in an order of their own."""
-    left = [(sympy.sympify(stride), sympy.sympify(n)) for stride, n in steps if n != 1]
+    left = [(_plain(stride), _plain(n)) for stride, n in steps if n != 1]
     for outer, inner in itertools.permutations(left, 2):
-        if sympy.expand(outer[0] - inner[0] * inner[1]) == 0:
+        size = inner[0] * inner[1]
+        if outer[0] == size or (not isinstance(size, int) and sympy.expand(outer[0] - size) == 0):
             rest = [step for step in left if step is not outer and step is not inner]
-            return _joined([*rest, (inner[0], sympy.expand(outer[1] * inner[1]))])
+            return _joined([*rest, (inner[0], outer[1] * inner[1])])
     return sorted(left, key=str)
+
+
+def _plain(size: sympy.Expr | int) -> sympy.Expr | int:
+    """An int, where it is one: products of these are faster."""
+    return size if isinstance(size, int) else int(size) if size.is_Integer else sympy.expand(size)
 
 
 def _verify_blocked(program: LoopProgram) -> None:
