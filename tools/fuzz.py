@@ -67,7 +67,7 @@ def record(task: Task, result: Any) -> dict[str, Any]:
 def tasks(args: argparse.Namespace) -> Iterator[Task]:
     small = args.device == "interpreter"
     for seed in range(args.seed, args.seed + args.cases):
-        program = make(seed, small=small)
+        program = make(seed, small=small, wanted=args.operators)
         yield Task(program, args.device, seed, seed % STOCK_EVERY == 0)
 
 
@@ -188,6 +188,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments.parser(__doc__)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
+    parser.add_argument("--operators", nargs="*", default=(), help="that each program has; drawn without")
     parser.add_argument("--time-box", type=float, default=480, help="seconds in all")
     parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
     parser.add_argument("--workers", type=int, default=14)

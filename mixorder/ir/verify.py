@@ -88,11 +88,12 @@ def check_stores(program: LoopProgram) -> None:
     tells: the strides of the loops are those of the buffer's dims."""
     for nest in program.nests:
         stores = [s for s in nest.statements if isinstance(s, Store)]
+        long = {axis.symbol for axis in nest.loops if axis.size != 1}
         deps = nest.dependence() if stores else {}
         for store in stores:
             buffer = program.buffer(store.buffer)
             if buffer.role is BufferRole.OUTPUT:
-                again = loops_of(store, deps) - store.index.free_symbols
+                again = (loops_of(store, deps) - store.index.free_symbols) & long
                 _require(not again, "{} is repeated for each of {}", store, again)
                 dims = _joined(list(zip(buffer.stride, buffer.shape, strict=True)))
                 _require(_steps(store.index, nest.loops) == dims, "{} does not cover {}", store, buffer)

@@ -3,8 +3,9 @@
 A value is of a space and of a class, as in "row.i". The spaces: all axes ("full"), all but the inner
 reduction's ("row"), all but the outer reduction's ("col"). The classes: numbers that may be off by a rounding
 (no suffix), and those that must be right to the last bit, since they are made of inputs without any rounding:
-integers ("i"), truth values ("b"), whole numbers in float32 ("z"), 8-bit floats ("q"). Two are only given
-back: float64 made of inputs ("d"), and what was rounded to few bits ("a"), which may be off by one place.
+integers ("i"), truth values ("b"), whole numbers in float32 ("z"), 8-bit floats ("q"). Three are only given
+back: float64 made of inputs ("d"), what was rounded to few bits ("a"), which may be off by one place, and
+matrices of each element of a value with each of another ("p").
 "input" is x or y as it was given.
 """
 
@@ -226,6 +227,89 @@ BETWEEN: dict[str, Op] = {
     "one_factor": op(FULL, "full col", "torch.tanh({0}) * ({1}.mean() + 1)"),
     "temperature": op(FULL, "full col", "torch.softmax({0} * ({1}.mean() + 1), -1)", nonempty=True),
     "three_norms": op(FULL, "full col", "chained({0}, {1}, m, {k}, {inner}, {outer})", most_cols=600),
+}
+
+# Values that have one axis twice, statistics in another order or of other statistics, and writes of another
+# dtype or beyond a tensor's end.
+_COLUMN = "{0}.reshape(-1, 1)", "{1}.reshape(1, -1)"
+_EACH = {"few": "{k} % {last} :", "last": "-{k} :", "beyond": ": {last} + {k}"}
+PAIRED: dict[str, Op] = {
+    **{
+        f"{name}_{space}s": op(f"{space}.p", f"{space} {space}", text.format(*_COLUMN), most_cols=600)
+        for space in (ROW, COL)
+        for name, text in {
+            "outer": "{} * {}",
+            "matrix_of": "{}.to(x.dtype) @ {}.to(x.dtype)",
+            "larger_of": "torch.maximum({}, {})",
+            "twice_of": "(lambda t: t + t.T)({} - {})",
+            "triangle_of": "torch.triu({} + {})",
+        }.items()
+    },
+    **{
+        f"paired_{space}s": op(
+            space,
+            f"{space} {space}",
+            "torch.tanh({} * {}).mean(0).reshape({{0}}.shape)".format(*_COLUMN),
+            most_cols=600,
+            nonempty=True,
+        )
+        for space in (ROW, COL)
+    },
+    "compared_counts": op("col.p", "col.i col.i", "{} > {}".format(*_COLUMN), most_cols=600),
+    "turned_row": op(
+        FULL, "full row", "{0} * torch.sin({1}.transpose(0, {dim}).contiguous()).transpose(0, {dim})"
+    ),
+    "turned_norm": op(
+        FULL,
+        "full",
+        "(lambda t: t * torch.rsqrt(t.var(-1, correction=0, keepdim=True) + 0.5))"
+        "({0}.transpose(0, {dim})).transpose(0, {dim})",
+        nonempty=True,
+    ),
+    "response_norm": op(
+        FULL,
+        "full",
+        "{0} * (lambda t: t / (t.mean(-1, keepdim=True) + 0.1))"
+        "(({0}.square().mean({inner}, keepdim=True) + 0.1).sqrt())",
+        nonempty=True,
+    ),
+    "response_of_columns": op(
+        FULL,
+        "full",
+        "{0} * (lambda t: t / (t.mean() + 0.1))(({0}.square().mean({outer}, keepdim=True) + 0.1).sqrt())",
+        nonempty=True,
+    ),
+    "col_of_cols": op(COL, "col", "{0} * torch.rsqrt({0}.square().mean() + 0.5)", nonempty=True),
+    "selected_wide": op(
+        FULL, "full full", "torch.select_scatter({1} * 0.5, {0}[-1].double(), 0, -1)", nonempty=True
+    ),
+    **{
+        f"scattered_wide_{name}": op(
+            FULL,
+            "full full",
+            f"torch.slice_scatter({{1}} * 0.5, torch.sin({{0}}[..., {part}]).double(), -1, {bounds})",
+            nonempty=True,
+        )
+        for (name, part), bounds in zip(
+            _EACH.items(), ("{k} % {last}", "-{k}", "0, {last} + {k}"), strict=True
+        )
+    },
+    **{
+        f"copied_{name}": op(
+            FULL,
+            "full full",
+            f"(lambda t: (t[..., {part}].copy_(torch.sin({{0}}[..., {part}]).float()), t)[1])({{1}} + 0.5)",
+            nonempty=True,
+        )
+        for name, part in _EACH.items()
+    },
+    "highest_of_quotient": op(
+        "full.b",
+        "input",
+        "({0} / 11.3137085) == ({0} / 11.3137085).amax({inner}, keepdim=True)",
+        nonempty=True,
+        forward_only=True,
+    ),
 }
 
 EFFECTS: dict[str, Op] = {

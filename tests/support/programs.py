@@ -33,6 +33,7 @@ from .operators import (
     KINDS,
     MORE_KINDS,
     MOVES,
+    PAIRED,
     ROW,
     WRITE,
     Op,
@@ -41,7 +42,7 @@ from .operators import (
 
 Shape = tuple[int, ...]
 
-OPS = FLOATS | MOVES | EDGES | POINTWISE | REDUCTIONS | BETWEEN | EFFECTS
+OPS = FLOATS | MOVES | EDGES | POINTWISE | REDUCTIONS | BETWEEN | PAIRED | EFFECTS
 NARROWEST = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # bits of the significand
 LAYOUTS = ("contiguous", "padded", "offset", "transposed", "expanded", "channels-last")
 FINITE_PLANTS = ("-0.0", "0.0", "smallest", "subnormal")
@@ -64,6 +65,7 @@ _THEMES = (
     tuple(EDGES),
     tuple(BETWEEN),
     tuple(MOVES | EDGES),
+    *(tuple(PAIRED),) * 3,
 )
 
 
