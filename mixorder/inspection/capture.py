@@ -50,6 +50,7 @@ def explain(
         if no_data := has_no_data(tensors):
             run, (args, kwargs) = faked(run, (args, kwargs))
             tensors = _tensors(run, args, kwargs)
+        device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
         watch = _Watch([], Calls(run), seen)
         torch.compiler.reset()
         try:
@@ -60,6 +61,7 @@ def explain(
                 config.without_autograd_cache(),
                 detect_fake_mode(tensors) or contextlib.nullcontext(),
                 without_values() if no_data else contextlib.nullcontext(),
+                frontend.decomposed_as_on_gpu() if device.type == "cpu" else contextlib.nullcontext(),
             ):
                 ours = dataclasses.replace(Options.current(), **_FIXED)
                 compiled = torch.compile(run, backend=_backend(watch, settings, ours), dynamic=dynamic)
@@ -71,7 +73,6 @@ def explain(
                     )
         finally:
             torch.compiler.reset()
-        device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
         graphs = tuple(dataclasses.replace(g, runs=n) for g, n in zip(watch.graphs, watch.runs, strict=True))
         if device.type == "cpu" and "cuda" in watch.autocasts:
             notes.append(

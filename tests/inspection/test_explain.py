@@ -521,6 +521,24 @@ def test_a_group_norm_is_judged_by_its_region_over_slabs() -> None:
     assert one.strategy == SLABS.name and [norm.reason for norm in found.norms] == ["", ""]
 
 
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_graphs_are_those_that_a_gpu_has(device: str) -> None:
+    """On a CPU torch decomposes a group norm otherwise, keeps statistics in half precision, and computes the
+    gradient of a bias within the convolution's backward."""
+    norms = nn.GroupNorm(4, 32), nn.SiLU(), nn.Conv2d(32, 8, 1), nn.BatchNorm2d(8), nn.ReLU()
+    model = nn.Sequential(nn.Conv2d(8, 32, 1), *norms, nn.Conv2d(8, 8, 1)).bfloat16()
+    x = torch.zeros(2, 8, 64, 64, dtype=torch.bfloat16, device=device)
+    lies = {"memory_format": torch.channels_last}
+    found = mixorder.explain(model.to(device, **lies), options=ANY_SIZE)(x.to(**lies))
+    forward, backward = ([r for r in g.records if isinstance(r, RegionRecord)] for g in found.graphs)
+    assert any(("1", "GroupNorm") in r.provenance.modules for r in forward)
+    (group,) = (r for r in backward if ("1", "GroupNorm") in r.provenance.modules)
+    assert ("0", "Conv2d") in group.provenance.modules
+    (batch,) = (r for r in backward if ("4", "BatchNorm2d") in r.provenance.modules)
+    statistics = [t.dtype for t in batch.inputs if len(t.shape) == 4 and t.shape[0] == 1]
+    assert statistics and set(statistics) == {"f32"}
+
+
 class Captured(nn.Module):
     """A graph break in a loop, of which torch.compile then captures nothing."""
 
