@@ -28,14 +28,14 @@ DECOMPOSITIONS = "torch._refs", "torch._decomp", "torch._inductor.decomposition"
 class _CalledGpu(str):
     """The CPU where tensors are made, and a GPU where code branches on its type."""
 
-    type, index = "cuda", 0
+    type = "cuda"
 
 
 @contextlib.contextmanager
 def decomposed_as_on_gpu() -> Iterator[None]:
-    """Inside, operators of fake tensors on the CPU are decomposed as those on a GPU. Some decompositions branch
-    on the device: of group, layer and batch norms, and of a convolution's backward, whose bias gradient is a
-    sum on a GPU alone."""
+    """Inside, operators of fake tensors on the CPU are decomposed as those on a GPU. Some decompositions
+    branch on the device: of group, layer and batch norms, and of a convolution's backward, whose bias
+    gradient is a sum on a GPU alone."""
     original = FakeTensor.device
 
     def device(self: FakeTensor) -> Any:
@@ -60,12 +60,6 @@ def compile_with(inner_compile: InnerCompile, gm: GraphModule, inputs: Sequence[
         return inner_compile(gm, inputs, **kwargs)
 
     return compile_fx(gm, inputs, inner_compile=compile_marked)
-
-
-def autocasts(gm: GraphModule) -> set[str]:
-    """The types of devices that Dynamo's graph autocasts on."""
-    enter = torch.amp.autocast_mode._enter_autocast
-    return {str(node.args[0]) for node in gm.graph.nodes if node.target is enter}
 
 
 def faking(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:

@@ -280,14 +280,6 @@ def test_a_run_that_fails_after_its_graphs_were_analysed_has_a_report(
     assert "the run failed: RuntimeError: the gradient of the input is not wanted" in " ".join(out.split())
 
 
-@NO_GPU
-@pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_autocast_for_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, told in (("autocast", True), ("factory", False)):
-        status, out, _ = run(monkeypatch, "explain", f"{HERE}:{name}", "--device", "meta", "--min-numel", "0")
-        assert status == 0 and ('torch.autocast("cuda") casts nothing' in " ".join(out.split())) is told
-
-
 def test_attention_in_a_checkpoint_is_analysed_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """It saves the state of random numbers, a tensor that has values also where others have none."""
     args = ("explain", f"{HERE}:checkpointed", "--device", "meta", "--min-numel", "0")
