@@ -53,6 +53,10 @@ def needing(size: int) -> nn.Module:
     return nn.LayerNorm(size)
 
 
+def raising() -> nn.Module:
+    return nn.LayerNorm(1 // 0)
+
+
 def nothing() -> tuple[Callable[..., Tensor], Tensor]:
     return torch.sin, torch.randn(8, requires_grad=True)
 
@@ -299,8 +303,11 @@ def test_commands_say_that_there_is_no_torch(monkeypatch: pytest.MonkeyPatch) ->
         ("factory", "'factory' is not package.module:factory"),
         ("no_such_package.at_all:factory", "cannot import 'no_such_package.at_all' from here"),
         (f"{HERE}:missing", "has no 'missing'"),
-        ("./no_such_file:factory", "cannot import 'no_such_file' from here"),
-        ("no/such_file.py:factory", "cannot import 'such_file' from here"),
+        ("./no_such_file:factory", "there is no file ./no_such_file"),
+        ("no/such_file.py:factory", "there is no file no/such_file.py"),
+        ("nosuch.py:factory", "there is no file nosuch.py"),
+        ("tiny", "'tiny' is not package.module:factory, such as train:factory for `factory` in train.py"),
+        (f"{HERE}:raising", f"raising fails: ZeroDivisionError: division by zero ({__file__}:"),
         (f"{HERE}:needing", "needing takes arguments; a factory takes none"),
         (f"{HERE}:HERE", "is of type str; it must be a function that gives a model"),
         (f"{HERE}:not_a_model", "gave a value of type int; it must give a model, then its inputs"),
@@ -474,7 +481,31 @@ def test_tune_prints_what_was_gained() -> None:
     assert text.endswith("2 regions: 12.0 -> 10.5 us")
 
 
+def test_a_module_that_raises_is_the_users_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text("import torch\nraise ValueError('odd')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    status, _, err = run(monkeypatch, "explain", "raises.py:factory", "--device", "cpu")
+    assert (
+        status == 2
+        and "'raises' fails when it is imported: ValueError: odd (" in err
+        and err.count("\n") == 1
+    )
+
+
 # doctor
+
+
+def test_doctor_says_what_takes_long_before_it_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_right() -> doctor.Finding:
+        assert capture[-1:] == ["Computing gradients: about half a minute."]
+        return doctor.Finding(doctor.OK, "")
+
+    capture = list[str]()
+    monkeypatch.setattr("builtins.print", lambda *said, **_: capture.extend(map(str, said)))
+    monkeypatch.setattr(doctor, "is_right", is_right)
+    monkeypatch.setattr(doctor, "CHECKS", (is_right,))
+    assert doctor.main([]) == 0
 
 
 def test_doctor_finds_all_well_here(monkeypatch: pytest.MonkeyPatch) -> None:
