@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fresh_process import HANG_S
 from support import quantised
 from torch import nn
 
@@ -80,7 +81,7 @@ def test_in_a_browser_the_page_never_scrolls_sideways(report: Report, tmp_path: 
     quiet = [f"--disable-{name}" for name in ("gpu", "background-networking", "component-update", "sync")]
     command = [str(BROWSER), "--headless", "--no-sandbox", *quiet, f"--user-data-dir={tmp_path / 'profile'}"]
     dumped = [*command, "--dump-dom", shown.as_uri()]
-    done = subprocess.run(dumped, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(dumped, capture_output=True, text=True, timeout=HANG_S)
     (text,) = re.findall(r"<pre id=\"found\">(.*?)</pre>", done.stdout)
     scrolled, visible = json.loads(html.unescape(text))
     assert scrolled <= visible > width / 2
