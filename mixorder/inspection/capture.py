@@ -125,8 +125,8 @@ class _Explainer:
 
 @dataclasses.dataclass
 class _Watch:
-    """What is recorded while the model runs. `runs`: how often each graph ran. `went_back`: whether a backward
-    graph has run. `breaks`: how many graphs ended in a graph break."""
+    """What is recorded while the model runs. `runs`: how often each graph ran. `went_back`: whether a
+    backward graph has run. `breaks`: how many graphs ended in a graph break."""
 
     graphs: list[GraphRecord]
     calls: Calls
