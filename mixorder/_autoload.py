@@ -87,8 +87,8 @@ def _name_options(torch: Any) -> None:
         try:
             original(self, options)
         except RuntimeError as error:
-            given = (str(name).replace("-", "_") for name in options)
-            named = [name for name in given if f"option {name}," in str(error) and "mixorder" in name]
+            given = [str(name) for name in options if f"option {name}," in str(error)]
+            named = [name.replace("-", "_") for name in given if "mixorder" in name]
             if not named:
                 raise
             known = vars(sys.modules["torch._inductor.config"])["_config"]

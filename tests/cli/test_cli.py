@@ -307,7 +307,10 @@ def test_commands_say_that_there_is_no_torch(monkeypatch: pytest.MonkeyPatch) ->
         ("no/such_file.py:factory", "there is no file no/such_file.py"),
         ("nosuch.py:factory", "there is no file nosuch.py"),
         ("tiny", "'tiny' is not package.module:factory, such as train:factory for `factory` in train.py"),
-        (f"{HERE}:raising", f"raising fails: ZeroDivisionError: division by zero ({__file__}:"),
+        (
+            f"{HERE}:raising",
+            f"raising fails: ZeroDivisionError: integer division or modulo by zero ({__file__}:",
+        ),
         (f"{HERE}:needing", "needing takes arguments; a factory takes none"),
         (f"{HERE}:HERE", "is of type str; it must be a function that gives a model"),
         (f"{HERE}:not_a_model", "gave a value of type int; it must give a model, then its inputs"),
