@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent
 (VERSION,) = re.findall(
     r'^__version__ = "(.+)"$', (ROOT / "mixorder" / "__init__.py").read_text(), re.MULTILINE
 )
+URL = ""  # of the public repository; links of the package index follow from it
 BOUNDS = dict(re.findall(r"^([\w-]+)(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
 TEST = ["pytest", "pytest-xdist", "expecttest", "hypothesis", "numpy", "sympy"]
 TEST += ["ruff", "mypy", "setuptools", "wheel"]
@@ -37,6 +38,7 @@ setup(
     long_description=outside_of_the_repository((ROOT / "README.md").read_text()),
     long_description_content_type="text/markdown",
     author="mixorder contributors",
+    project_urls={"Source": URL, "Changelog": f"{URL}/blob/main/CHANGELOG.md"} if URL else {},
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     keywords=["torch", "torch.compile", "inductor", "triton", "layernorm", "rmsnorm", "kernel fusion"],

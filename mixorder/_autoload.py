@@ -5,6 +5,8 @@ is loaded already, otherwise right after it has been executed. Must not import a
 standard library, since `import torch` runs it.
 """
 
+import difflib
+import functools
 import importlib
 import sys
 import warnings
@@ -73,11 +75,37 @@ class _AfterImport:
             warnings.warn(f"mixorder stays off: {name} is not as expected ({error!r})", stacklevel=2)
 
 
+def _name_options(torch: Any) -> None:
+    """Let torch answer a misspelt option of mixorder in a line, instead of with all options that it has."""
+    wrapper = getattr(torch, "_TorchCompileInductorWrapper", None)
+    original = getattr(wrapper, "apply_options", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def apply_options(self: Any, options: Any) -> None:
+        try:
+            original(self, options)
+        except RuntimeError as error:
+            given = [str(name) for name in options if f"option {name}," in str(error)]
+            named = [name.replace("-", "_") for name in given if "mixorder" in name]
+            if not named:
+                raise
+            known = vars(sys.modules["torch._inductor.config"])["_config"]
+            ours = [name for name in known if name.startswith("mixorder")]
+            close = difflib.get_close_matches(named[0], ours, 1)
+            meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(ours)}"
+            raise RuntimeError(f"mixorder has no option {named[0]!r}: {meant}") from None
+
+    wrapper.apply_options = apply_options  # type: ignore[union-attr]
+
+
 _after_import = _AfterImport()
 
 
 def register() -> None:
     """Have every callback run once its module is loaded. Idempotent."""
+    _name_options(sys.modules.get("torch"))
     for name in _CALLBACKS:
         if name in sys.modules:
             # import_module waits if another thread is executing the module at this moment.

@@ -311,9 +311,9 @@ def within_peak(chosen: RegionPlan, timeline: Timeline, runner: Runner) -> Chang
     region = chosen.region
     loops = in_place(chosen, timeline, runner)
     over = [region.buffers[b.over] for b in loops.buffers if b.over]
-    change = timeline.change(region, over, chosen.traffic.workspace)
+    change = timeline.change(region, over)
     if not timeline.fits(change):
-        detail = f"{change.without_workspace / 1e6:.1f} MB at the peak instead of {timeline.fused / 1e6:.1f}"
+        detail = f"{change.after / 1e6:.1f} MB at the peak instead of {timeline.fused / 1e6:.1f}"
         raise Decline(DeclineReason.MEMORY, detail, (region.outer or region.outputs)[0].name)
     return change
 

@@ -349,7 +349,7 @@ def check_time(plan: RegionPlan, min_numel: int) -> None:
 
 
 def tuned(plan: RegionPlan, label: str, strategies: Sequence[Strategy], runner: Runner) -> RegionPlan:
-    """The plan with the fastest schedule by timing; unchanged if tuning is off or fails."""
+    """The plan with the fastest schedule by timing, now or earlier; unchanged if there is none."""
     options = runner.options
     try:
         if plan.strategy.blocked or not runner.step("tune", tuner.wanted, options):
@@ -367,6 +367,7 @@ def tuned(plan: RegionPlan, label: str, strategies: Sequence[Strategy], runner: 
             plan.device,
             options.split_size,
             by_itself,
+            tuner.times(options),
         )
         found = runner.step("tune", tuner.tune, problem)
         if found is None:

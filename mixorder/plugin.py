@@ -78,7 +78,10 @@ def prepare_interpreter() -> None:
 
 
 def _identity() -> tuple[str, tuple[Any, ...]]:
-    return source_hash(), dataclasses.astuple(Options.current())
+    from .tune.tuner import found_before
+
+    options = Options.current()
+    return source_hash(), (*dataclasses.astuple(options), *found_before(options))
 
 
 def _mark(graph: Graph, settings: Options) -> bool:

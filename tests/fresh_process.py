@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+HANG_S = 3600  # for a child process: catches one that hangs, not a machine that is busy
+
 
 def python(code: str, **env: str) -> str:
     """The output of a fresh interpreter."""
@@ -14,7 +16,7 @@ def python(code: str, **env: str) -> str:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -40,7 +42,7 @@ def python_after(first: str, codes: Sequence[str], **env: str) -> list[str]:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     return [text.strip() for text in done.stdout.split("\0")[:-1]]

@@ -73,8 +73,25 @@ def test_bad_value_names_option_value_and_what_is_allowed(key: str, value: Any, 
 def test_compile_refuses_wrong_type_and_unknown_name() -> None:
     with pytest.raises(RuntimeError, match="Unexpected type of attr mixorder, got int"):
         torch.compile(lambda x: x, options={"mixorder": 1})
-    with pytest.raises(RuntimeError, match="Unexpected optimization option mixorder_foo"):
-        torch.compile(lambda x: x, options={"mixorder_foo": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mixorder_autotun", "mixorder has no option 'mixorder_autotun': did you mean 'mixorder_autotune'?"),
+        ("mixorder-stict", "mixorder has no option 'mixorder_stict': did you mean 'mixorder_strict'?"),
+        (
+            "mixorder_foo_of_bar_and_so_on",
+            "mixorder has no option 'mixorder_foo_of_bar_and_so_on': there are ",
+        ),
+    ],
+)
+def test_a_misspelt_option_is_told_in_a_line(name: str, said: str) -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.compile(lambda x: x, options={"mixorder": True, name: True})
+    assert str(error.value).startswith(said) and len(str(error.value)) < 400
+    with pytest.raises(RuntimeError, match="Unexpected optimization option nothing_of_ours"):
+        torch.compile(lambda x: x, options={"nothing_of_ours": True})
 
 
 def test_the_environment_is_read_in_a_new_process() -> None:

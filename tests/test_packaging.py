@@ -137,6 +137,17 @@ def test_installed_the_option_works_with_nothing_else_said(wheel: Path, tmp_path
     assert "torch.backends" in read(wheel, "entry_points.txt")
 
 
+def test_the_citation_is_of_this_release(wheel: Path) -> None:
+    cited = dict(re.findall(r"^(\w+): (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
+    described = dict(re.findall(r"^([\w-]+): (.+)$", read(wheel, "METADATA"), re.MULTILINE))
+    for name, key in (("title", "Name"), ("version", "Version")):
+        assert cited[name] == described[key]
+    assert cited["abstract"].rstrip(".") == described["Summary"] and cited["license"] in read(
+        wheel, "METADATA"
+    )
+    assert f"Release {cited['version']} " in (ROOT / "docs" / "supported.md").read_text()
+
+
 # An editable installation.
 
 # Folders with what torch needs: a virtual environment has some of it from the Python that it was made from.
@@ -145,6 +156,16 @@ CODE = """
 import sys, site
 site.addsitedir({site!r})  # where it is installed
 sys.path += {torch!r}  # and not what lines in this folder's .pth files would add
+from importlib.machinery import PathFinder
+class Hidden:  # another mixorder that is installed where torch is
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if path is None and "mixorder" in name:
+            found = PathFinder.find_spec(name, [p for p in sys.path if p not in {torch!r}], target)
+            if found is None:
+                raise ModuleNotFoundError(name)
+            return found
+sys.meta_path.insert(0, Hidden)
 """
 
 
@@ -160,9 +181,11 @@ def clone(tmp_path: Path) -> Path:
     return source
 
 
-def beside(clone: Path, code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run code from the clone's parent folder, where `mixorder` is the clone, with nothing else installed."""
-    paths = {"site": str(clone.parent / "site"), "torch": [sysconfig.get_path("purelib"), *WITH_TORCH]}
+def beside(clone: Path, code: str, *others: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run code from the clone's parent folder, where `mixorder` is the clone, with no other installed but for
+    what is hidden, where torch is. `others`: more such folders."""
+    with_torch = [*others, sysconfig.get_path("purelib"), *WITH_TORCH]
+    paths = {"site": str(clone.parent / "site"), "torch": with_torch}
     return subprocess.run(
         [sys.executable, "-S", "-c", CODE.format(**paths) + code],
         env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env},
@@ -180,13 +203,15 @@ def test_a_clone_hides_nothing_and_torch_works_when_it_has_gone(
         "torch.compile(lambda x: x, options={'mixorder': True})\n"
         "print(mixorder.explain, mixorder.__file__)"
     )
-    done = beside(clone, code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    active = clone.parent / "active"  # as after `pip install .` in the environment that tools/test.sh sees
+    shutil.copytree(clone / "mixorder", active / "mixorder")
+    done = beside(clone, code, str(active), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(str(clone / "mixorder" / "__init__.py"))
     # Type checkers read lines that are paths, and run no import hooks.
     (lines,) = (path.read_text().split() for path in (clone.parent / "site").glob("*.pth"))
     assert lines == [str(clone)]
     shutil.rmtree(clone)
-    done = beside(clone, "import torch; print(torch.ones(2).sum())")
+    done = beside(clone, "import torch; print(torch.ones(2).sum())", str(active))
     assert done.returncode == 0 and done.stdout == "tensor(2.)\n", done.stderr
     assert "mixorder is installed, but cannot be loaded" in done.stderr and "pip uninstall" in done.stderr

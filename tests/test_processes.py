@@ -19,6 +19,7 @@ import graphs
 import pytest
 import torch
 import torch._inductor.config as config
+from fresh_process import HANG_S
 from recorder import Recorder
 
 import mixorder
@@ -97,7 +98,7 @@ def found(folder: Path) -> dict[str, list[list[dict[str, Any]]]]:
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for line in done.stdout.splitlines()]

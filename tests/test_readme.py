@@ -6,6 +6,7 @@ import itertools
 import re
 from pathlib import Path
 
+import pytest
 from graphs import bf16, f32, layer_norm_backward, merged, only, phases_facts, rms_norm_backward
 
 from mixorder.errors import DeclineReason
@@ -15,6 +16,7 @@ from mixorder.schedule.cooperative import MAX_PARTS
 from mixorder.schedule.cooperative import choose as choose_shared
 from mixorder.schedule.device import H200
 from mixorder.schedule.persistent import MAX_COLS
+from mixorder.schedule.predicted import LEAST_SAVED
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -83,6 +85,59 @@ def test_the_models_that_gain_are_those_of_the_page_on_whole_models() -> None:
 
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 150
+
+
+DOCS = ROOT / "docs"
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+CHANGE = re.compile(r"\d[\d.,]* -> \d[\d.,]*\d")
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted(DOCS.glob("*.md")))])
+def test_a_figure_stands_in_one_place(page: str) -> None:
+    """A change `a -> b` outside of tables is in a table of the lab, or of the same page, with its day."""
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    recorded = "".join([*tables, *(path.read_text() for path in (DOCS / "lab").glob("*.md"))])
+    table_of = re.findall(r"(\d+) -> (\d+) us for (\(.*?\))", text)  # rounded
+    for before, after, shape in table_of:
+        (row,) = re.findall(rf"^\| {re.escape(shape)} \| ([\d.]+) \| ([\d.]+) \|", recorded, re.MULTILINE)
+        assert [f"{float(us):.0f}" for us in row] == [before, after]
+    rounded = {f"{before} -> {after}" for before, after, _ in table_of}
+    told = CHANGE.findall("\n".join(line for line in text.splitlines() if line not in tables))
+    assert {one for one in told if one not in recorded} <= rounded | OWN.get(page, set())
+
+
+# Measured for that sentence alone; the day is in it.
+OWN = {"docs/quantise.md": {"61 -> 92", "62 -> 86", "61 -> 83", "57 -> 61"}}
+
+
+def test_what_casts_gain_is_the_range_of_their_table() -> None:
+    (column,) = (
+        [row[1] for row in table(header, (DOCS / "quantise.md").read_text())]
+        for header in ("H200: percent of the limit, Inductor -> mixorder",)
+    )
+    ratios = [int(after) / int(before) for before, after in (cell.split(" -> ") for cell in column)]
+    assert len(ratios) > 10
+    assert f"At 16384x4096 this is {min(ratios):.1f} to {max(ratios):.1f} times as fast" in README
+
+
+def test_the_time_of_the_pass_is_the_range_of_its_table() -> None:
+    page = (DOCS / "lab" / "compile_time.md").read_text()
+    each = [float(row[5]) for row in table("model", page)]
+    said = f"{min(each):.0f} to {max(each):.0f} ms"
+    assert f"mixorder adds {said} for each region" in page and f"The pass takes {said} a region" in CHANGELOG
+
+
+def test_what_has_to_be_saved_is_what_the_gate_asks_for() -> None:
+    least = f"{LEAST_SAVED:.0%}"
+    assert f"They have to save {least};" in REASONS and f"now have to save {least}." in CHANGELOG
+
+
+def test_what_was_run_is_what_is_installed() -> None:
+    bounds = dict(re.findall(r"^([\w-]+)>=([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    adopt = (DOCS / "adopt.md").read_text()
+    assert re.findall(r"Trainer .* run with transformers (\d+\.\d+)", adopt) == [bounds["transformers"]]
+    assert f"transformers {bounds['transformers']}." in README
 
 
 def test_the_place_for_measured_figures() -> None:

@@ -48,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
     parser.parse_args(argv)
     findings = []
     for check in CHECKS:
+        if check is is_right:
+            print("Computing gradients: about half a minute.", file=sys.stderr, flush=True)
         findings.append(finding := check())
         print(finding, flush=True)
         if finding.status == FAILED and check in NEEDED:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixorder.cli.parser import Parser
+from mixorder.errors import in_a_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,9 +44,12 @@ def make(parser: Parser, name: str, device: str) -> Example:
 
     module, _, attribute = name.rpartition(":")
     if not module or not attribute:
-        parser.error(f"{name!r} is not package.module:factory")
+        example = "such as train:factory for `factory` in train.py"
+        parser.error(f"{name!r} is not package.module:factory, {example}")
     if module.endswith(".py") or "/" in module:
         file = Path(module)
+        if not file.is_file() and not file.with_suffix(".py").is_file():
+            parser.error(f"there is no file {module}")
         sys.path.insert(0, str(file.parent.resolve()))
         module = file.name.removesuffix(".py")
     try:
@@ -55,12 +60,17 @@ def make(parser: Parser, name: str, device: str) -> Example:
         parser.error(f"cannot import {module!r} from here: {error}")
     except AttributeError:
         parser.error(f"{module!r} has no {attribute!r}")
+    except Exception as error:  # of the user's code
+        parser.error(f"{module!r} fails when it is imported: {_told(error)}")
     if not callable(factory):
         parser.error(f"{name} is of type {type(factory).__name__}; it must be a function that gives a model")
     if not _takes_nothing(factory):
         parser.error(f"{name} takes arguments; a factory takes none")
     with torch.device(device):
-        made = factory()
+        try:
+            made = factory()
+        except Exception as error:  # of the user's code
+            parser.error(f"{name} fails: {_told(error)}")
     function, *inputs = made if isinstance(made, (tuple, list)) else (made,)
     if not callable(function):
         parser.error(
@@ -68,6 +78,12 @@ def make(parser: Parser, name: str, device: str) -> Example:
         )
     named = dict(inputs.pop()) if inputs and isinstance(inputs[-1], Mapping) else {}
     return _on(function, device), tuple(_on(value, device) for value in inputs), _on(named, device)
+
+
+def _told(error: Exception) -> str:
+    """A line about an error of the user's code, with the place where it was raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{in_a_line(error)} ({frame.filename}:{frame.lineno})"
 
 
 def _takes_nothing(factory: Callable[..., Any]) -> bool:

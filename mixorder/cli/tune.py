@@ -1,6 +1,6 @@
 """`python -m mixorder tune package.module:factory`: time schedules for a model's regions, and keep the best.
 
-The best are stored in Inductor's cache directory, where compiles with `mixorder_autotune` find them.
+The best are stored in Inductor's cache directory, where every later compile finds them.
 Exit status: 0; 1 where nothing was tuned; 2 on bad arguments or without a GPU.
 """
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Compile a model with mixorder_autotune. This times up to 28 schedules of each region, then the fastest of them
 and Inductor's kernels for the same operators. A schedule is the size of tiles, and the numbers of programs,
-warps and pipeline stages. The results are kept in Inductor's cache directory: a later compile with
-{"mixorder": True, "mixorder_autotune": True} uses them, and times nothing."""
+warps and pipeline stages. The results are kept in Inductor's cache directory. Every later compile with
+{"mixorder": True} on this machine uses them, and times nothing. To forget them, delete the folder `mixorder`
+there."""
 
 
 def main(argv: Sequence[str]) -> int:

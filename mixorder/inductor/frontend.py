@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +16,38 @@ from torch._inductor.virtualized import V
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from .graphs import mark_donated
-from .tensors import detect_fake_mode, is_dense
+from .tensors import FakeTensor, detect_fake_mode, is_dense
 
 __all__ = ["post_grad_passes", "with_graphs_inside"]
 
 InnerCompile = Callable[..., Callable[..., Any]]
+
+DECOMPOSITIONS = "torch._refs", "torch._decomp", "torch._inductor.decomposition"
+
+
+class _CalledGpu(str):
+    """The CPU where tensors are made, and a GPU where code branches on its type."""
+
+    type = "cuda"
+
+
+@contextlib.contextmanager
+def decomposed_as_on_gpu() -> Iterator[None]:
+    """Inside, operators of fake tensors on the CPU are decomposed as those on a GPU. Some decompositions
+    branch on the device: of group, layer and batch norms, and of a convolution's backward, whose bias
+    gradient is a sum on a GPU alone."""
+    original = FakeTensor.device
+
+    def device(self: FakeTensor) -> Any:
+        found = original.__get__(self)
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        return _CalledGpu("cpu") if found.type == "cpu" and caller.startswith(DECOMPOSITIONS) else found
+
+    FakeTensor.device = property(device, original.__set__)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        FakeTensor.device = original  # type: ignore[method-assign]
 
 
 def compile_with(inner_compile: InnerCompile, gm: GraphModule, inputs: Sequence[Any]) -> Any:
@@ -32,12 +60,6 @@ def compile_with(inner_compile: InnerCompile, gm: GraphModule, inputs: Sequence[
         return inner_compile(gm, inputs, **kwargs)
 
     return compile_fx(gm, inputs, inner_compile=compile_marked)
-
-
-def autocasts(gm: GraphModule) -> set[str]:
-    """The types of devices that Dynamo's graph autocasts on."""
-    enter = torch.amp.autocast_mode._enter_autocast
-    return {str(node.args[0]) for node in gm.graph.nodes if node.target is enter}
 
 
 def faking(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
     "NEED_VALUES",
+    "FakeTensor",
     "FakeTensorMode",
     "detect_fake_mode",
     "empty",

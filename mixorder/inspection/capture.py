@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from .. import pipeline
 from ..errors import CannotExplain, MixorderError, in_a_line
-from ..inductor import config, frontend, versions
+from ..inductor import autocast, config, frontend, versions
 from ..inductor.tensors import detect_fake_mode, tree_leaves
 from ..options import Options
 from ..plugin import prepare_interpreter
@@ -32,6 +32,7 @@ from .explanation import Report
 from .findings import GraphRecord
 from .meta import faked, has_no_data, without_values
 from .norms import norms_of
+from .roofline import work_of
 from .untouched import as_it_was, uncompiled
 
 
@@ -50,6 +51,7 @@ def explain(
         if no_data := has_no_data(tensors):
             run, (args, kwargs) = faked(run, (args, kwargs))
             tensors = _tensors(run, args, kwargs)
+        device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
         watch = _Watch([], Calls(run), seen)
         torch.compiler.reset()
         try:
@@ -60,6 +62,7 @@ def explain(
                 config.without_autograd_cache(),
                 detect_fake_mode(tensors) or contextlib.nullcontext(),
                 without_values() if no_data else contextlib.nullcontext(),
+                _as_on_gpu() if device.type == "cpu" else contextlib.nullcontext(),
             ):
                 ours = dataclasses.replace(Options.current(), **_FIXED)
                 compiled = torch.compile(run, backend=_backend(watch, settings, ours), dynamic=dynamic)
@@ -71,14 +74,7 @@ def explain(
                     )
         finally:
             torch.compiler.reset()
-        device = next((t.device for t in tensors if t.is_cuda), torch.device("cpu"))
         graphs = tuple(dataclasses.replace(g, runs=n) for g, n in zip(watch.graphs, watch.runs, strict=True))
-        if device.type == "cpu" and "cuda" in watch.autocasts:
-            notes.append(
-                'torch.autocast("cuda") casts nothing without a GPU: the dtypes are those without autocast. '
-                'torch.autocast("cpu", dtype=torch.bfloat16) is similar, but on a GPU, norms compute in '
-                "float32"
-            )
         notes += [f"not fused because of a bug: {str(e).splitlines()[0]}" for g in graphs for e in g.failures]
         return Report(
             graphs,
@@ -91,6 +87,12 @@ def explain(
         )
 
     return _Explainer(function, explained)
+
+
+@contextlib.contextmanager
+def _as_on_gpu() -> Iterator[None]:
+    with frontend.decomposed_as_on_gpu(), autocast.as_on_gpu():
+        yield
 
 
 @contextlib.contextmanager
@@ -123,15 +125,13 @@ class _Explainer:
 
 @dataclasses.dataclass
 class _Watch:
-    """What is recorded while the model runs. `runs`: how often each graph ran. `autocasts`: the types of
-    devices that the model autocasts on. `went_back`: whether a backward graph has run. `breaks`: how many
-    graphs ended in a graph break."""
+    """What is recorded while the model runs. `runs`: how often each graph ran. `went_back`: whether a
+    backward graph has run. `breaks`: how many graphs ended in a graph break."""
 
     graphs: list[GraphRecord]
     calls: Calls
     seen: Callable[[GraphRecord], None] | None
     runs: list[int] = dataclasses.field(default_factory=list)
-    autocasts: set[str] = dataclasses.field(default_factory=set)
     went_back: bool = False
     breaks: int = 0
 
@@ -210,7 +210,6 @@ def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Calla
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         reason = getattr(gm, "compile_subgraph_reason", None)
         watch.breaks += reason is not None and reason.graph_break
-        watch.autocasts |= frontend.autocasts(gm)
         watch.calls.add(gm)
         return frontend.compile_with(inner_compile, gm, example_inputs)
 
@@ -227,4 +226,4 @@ def _inspect(
         frontend.with_strides(ours, example_inputs)
         frontend.post_grad_passes(ours, is_inference=is_inference)
         pipeline.run(ours.graph, options)
-    return GraphRecord(kind, len(gm.graph.nodes), tuple(records), tuple(failures))
+    return GraphRecord(kind, len(gm.graph.nodes), tuple(records), tuple(failures), work=work_of(gm.graph))

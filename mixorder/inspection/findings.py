@@ -8,6 +8,7 @@ import json
 from ..errors import Decline, MixorderError
 from ..record import RegionRecord, as_dict
 from ..schedule.device import DeviceInfo
+from .roofline import Work, microseconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,13 +16,15 @@ class GraphRecord:
     """One graph that Inductor would compile.
 
     `kind`: `forward` or `backward`. `records`: its regions and declined pairs, in order. `failures`: bugs of
-    mixorder that prevented a fusion. `runs`: how often the graph ran."""
+    mixorder that prevented a fusion. `runs`: how often the graph ran. `work`: what its operators compute and
+    move; None if that was not counted."""
 
     kind: str
     num_nodes: int
     records: tuple[RegionRecord | Decline, ...]
     failures: tuple[MixorderError, ...] = ()
     runs: int = 1
+    work: Work | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +93,14 @@ class Findings:
         return tuple(r for g in self.graphs for r in g.records if isinstance(r, Decline))
 
     @property
+    def roofline_us(self) -> float:
+        """Microseconds that a step takes at least, by what its graphs compute and move; 0 if that or the peak
+        of the device is unknown."""
+        if any(graph.work is None for graph in self.graphs):
+            return 0.0
+        return sum(g.runs * microseconds(g.work, self.device) for g in self.graphs if g.work is not None)
+
+    @property
     def totals(self) -> Totals:
         """Sums over all regions."""
         ran = [r for g in self.graphs for r in g.runs * g.records if isinstance(r, RegionRecord)]
@@ -127,7 +138,8 @@ class Findings:
                 "on_gpu": self.on_gpu,
                 "graph_breaks": self.graph_breaks,
                 "notes": self.notes,
-                "totals": dataclasses.asdict(self.totals) | {"saved_us": self.totals.saved_us},
+                "totals": dataclasses.asdict(self.totals)
+                | {"saved_us": self.totals.saved_us, "roofline_us": self.roofline_us},
                 "norms": [dataclasses.asdict(norm) for norm in self.norms],
                 "graphs": [
                     {

@@ -20,28 +20,27 @@ def norms_of(
     """The modules whose class has "norm" in its name, each with the reason why no region has it. `sizes`: see
     `Calls`."""
     fused: set[str] = set()
-    declined: dict[str, str] = {}
-    none = _FAILED if any(graph.failures for graph in graphs) else _NO_PAIR
-    for record in (record for graph in graphs for record in graph.records):
+    declined: dict[str, tuple[tuple[bool, int], str]] = {}
+    none = _FAILED if any(graph.failures for graph in graphs) else _NONE_FOUND
+    for kind, record in ((graph.kind, record) for graph in graphs for record in graph.records):
         about = record.provenance or Provenance()
         # What reads less than a norm's input is about sums that its backward has already.
         paths = [path for path, _ in about.modules if about.numel >= sizes.get(path, 0)]
-        if isinstance(record, Decline):
-            for path in paths:  # the first is about the pair, others may be about what it left over
-                declined.setdefault(path, f"{record.reason.value}: {record.detail}")
-        else:
+        if not isinstance(record, Decline):
             fused.update(paths)
+            continue
+        # What names other modules too is about what they share; of the rest, the first is about all of it.
+        rank = kind != "backward", len(about.modules)
+        for path in paths:
+            if path not in declined or rank < declined[path][0]:
+                declined[path] = rank, f"{record.reason.value}: {record.detail}"
 
     def reason(path: str, module: nn.Module) -> str:
         if path in fused:
             return ""
-        if _is_of_one(module) and (path in declined or path in sizes):
-            return _OF_ONE  # whatever was declined is the sum over its rows
-        if _is_over_rows(module) and path in declined:
-            return _OVER_ROWS  # the pair that was declined has another module's row-wise reduction
-        if path not in declined and path not in sizes:
-            return _NOT_CAPTURED
-        return declined.get(path) or _why_none(module) or none
+        if path in declined:
+            return declined[path][1]
+        return (_why_none(module) or none) if path in sizes else _NOT_CAPTURED
 
     return tuple(
         Norm(path, type(module).__name__, reason(path, module))
@@ -54,27 +53,19 @@ _NOT_CAPTURED = (
     "no captured graph names it: it did not run, it shares the graph of an equal module, or torch.compile "
     "captured nothing of it (TORCH_LOGS=graph_breaks says why)"
 )
-_NO_PAIR = (
-    "its backward has no pair of a reduction along the rows of its input and one over them, such as where "
-    "its input or its result needs no gradient"
+_NONE_FOUND = (
+    "its backward has no sums that mixorder would fuse, such as where its input or its result needs no "
+    "gradient, where it uses running statistics, or where Inductor's kernel reads each row once"
 )
 _FAILED = "mixorder failed on a pair, which may be this norm's (see the note)"
 _OF_ONE = "its rows have one element each: there is nothing to reduce along them"
-_OVER_ROWS = "its statistics are over rows, and no reduction runs along them"
-
-
-def _is_over_rows(module: nn.Module) -> bool:
-    return "batch" in type(module).__name__.lower()
-
-
-def _is_of_one(module: nn.Module) -> bool:
-    """Whether a module says that it normalises rows of one element, such as a map of one channel."""
-    shape = getattr(module, "normalized_shape", None)
-    return isinstance(shape, tuple | list) and math.prod(shape) == 1
 
 
 def _why_none(module: nn.Module) -> str:
     """Why the backward of a norm has no pair, if its module tells; else empty."""
+    shape = getattr(module, "normalized_shape", None)
+    if isinstance(shape, tuple | list) and math.prod(shape) == 1:
+        return _OF_ONE
     if not any(p.requires_grad for p in module.parameters(recurse=False)):
         return "it has no trainable weight or bias, so its backward has no reduction over rows"
-    return _OVER_ROWS if _is_over_rows(module) else ""
+    return ""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import jinja2
 
 from .findings import Findings
-from .table import grouped, schedule_of, source, text
+from .table import by_saving, schedule_of, source, text
+
+WIDTH = 160  # columns; a narrower screen scrolls
 
 _PAGE = """\
 <!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
@@ -17,6 +19,9 @@ _PAGE = """\
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1em; max-width: 88em;
   overflow-wrap: anywhere; }
 h2 { font-size: 1.15em; margin-top: 2em; } meter { width: 60%; height: 1.2em; }
+.without::-moz-meter-bar { background: #c2571a; } .with::-moz-meter-bar { background: #1e8a62; }
+.without::-webkit-meter-optimum-value { background: #c2571a; }
+.with::-webkit-meter-optimum-value { background: #1e8a62; }
 pre { overflow-x: auto; overflow-wrap: normal; font-size: 12.5px; line-height: 1.35; }
 summary { cursor: pointer; padding: .4em 0; }
 </style></head><body><h1>What mixorder does to this model</h1>
@@ -39,7 +44,8 @@ Writes {{ region.outputs | join(", ") }}.</p>
 _BAR = """\
 {% macro bar(way, launches, us) -%}
 <div>{{ way }} mixorder: launches: {{ launches }}, us: {{ "%.0f" | format(us) }}
-<br><meter max="{{ most }}" value="{{ us }}"></meter></div>
+
+<br><meter class="{{ way | lower }}" max="{{ most }}" value="{{ us }}"></meter></div>
 {%- endmacro -%}
 """
 
@@ -51,9 +57,9 @@ def page(report: Findings) -> str:
     return template.render(
         report=report,
         regions=regions,
-        kinds=grouped(regions),
+        kinds=by_saving(report),
         most=max((us for r in regions for us in (r.expected.apart_us, r.expected.ours_us)), default=0),
-        text=text(report, details=True),
+        text=text(report, details=True, width=WIDTH),
         source=lambda kind: source([regions[i] for i in kind]),
         schedule_of=schedule_of,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections import Counter
@@ -18,40 +19,41 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 WIDTH = 80
-LEAST = 20  # of a table's last column, if the others leave less
+LEAST = 32  # of a table's last column; if the others leave less, it stands below them
 CHANGED = 0.005  # of a graph's peak memory
 SHOWN_US = 0.05  # what is less is zero as printed
+PLACES = {3: "positions", 4: "pixels", 5: "voxels"}  # behind samples and channels, by the number of dims
 HEADER = ("region", "rows x cols", "us", "from")
 
 
-def text(report: Findings, details: bool = False) -> str:
+def text(report: Findings, details: bool = False, width: int = WIDTH) -> str:
     """The whole report: verdict, regions, what is left to Inductor, norms, versions. `details`: also each
-    region's reductions, launches and schedule."""
-    parts = [verdict(report)]
-    if kinds := grouped(report.regions):
+    region's reductions, launches and schedule. Lines have at most `width` columns."""
+    parts = [verdict(report, width)]
+    if kinds := by_saving(report):
         rows = [HEADER, *(cells(report.regions, kind) for kind in kinds)]
-        parts.append(table(rows, WIDTH))
+        parts.append(table(rows, width))
         if details:
-            parts.append("\n".join(filled(_detail(report.regions, kind)) for kind in kinds))
+            parts.append("\n".join(filled(_detail(report.regions, kind), 0, width) for kind in kinds))
     if report.misses:
-        parts.append(near_misses(report.misses))
+        parts.append(near_misses(report.misses, width))
     told = {"", *(f"{miss.reason.value}: {miss.detail}" for miss in report.misses)}
     if others := [norm for norm in report.norms if norm.reason not in told]:
-        parts.append(norms(others))
-    return "\n\n".join([*parts, origin(report)])
+        parts.append(norms(others, width))
+    return "\n\n".join([*parts, origin(report, width)])
 
 
-def verdict(report: Findings) -> str:
+def verdict(report: Findings, width: int = WIDTH) -> str:
     """What a step saves, how much is fused, and remarks on the run."""
-    lines = [step_of(report), totals(report)] if report.regions else [nothing(report)]
+    lines = [step_of(report), *share(report), totals(report)] if report.regions else [nothing(report)]
     if report.norms:
         fused = sum(not norm.reason for norm in report.norms)
         lines.append(f"Norm modules in a region: {fused} of {len(report.norms)}")
     lines += [*memory(report), *(f"note: {note}" for note in report.notes)]
-    return "\n".join(map(filled, lines))
+    return "\n".join(filled(line, 0, width) for line in lines)
 
 
-def origin(report: Findings) -> str:
+def origin(report: Findings, width: int = WIDTH) -> str:
     """Versions, device, and the graphs that were looked at."""
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     name = report.device.name
@@ -59,7 +61,8 @@ def origin(report: Findings) -> str:
     graphs = Counter(graph.kind for graph in report.graphs)
     counted = ", ".join(f"{count} {kind}" for kind, count in graphs.items()) or "none"
     breaks = f"; graph breaks: {report.graph_breaks}" if report.graph_breaks else ""
-    return "\n".join(map(filled, [f"{versions}; {where}", f"graphs: {counted}{breaks}"]))
+    lines = [f"{versions}; {where}", f"graphs: {counted}{breaks}"]
+    return "\n".join(filled(line, 0, width) for line in lines)
 
 
 def nothing(report: Findings) -> str:
@@ -87,6 +90,12 @@ def grouped(regions: Sequence[RegionRecord]) -> list[list[int]]:
         what = (record.space, ops, record.strategy, record.schedule)
         kinds.setdefault(str((tensors, us, what)), []).append(i)
     return list(kinds.values())
+
+
+def by_saving(report: Findings) -> list[list[int]]:
+    """The groups of regions, first those that save the most of a step."""
+    saved = [report.graph_of(i).runs * r.expected.saved_us for i, r in enumerate(report.regions)]
+    return sorted(grouped(report.regions), key=lambda kind: -sum(saved[i] for i in kind))
 
 
 def source(records: Iterable[RegionRecord | Decline]) -> str:
@@ -130,6 +139,16 @@ def step_of(report: Findings) -> str:
     return f"Predicted: a step takes {said} With --time, explain times it on a GPU."
 
 
+def share(report: Findings) -> list[str]:
+    """How much of a step that is, if the card's peak is known."""
+    if not (least := report.roofline_us) or report.totals.saved_us < SHOWN_US:
+        return []
+    part = report.totals.saved_us / max(least, report.totals.apart_us)
+    return [
+        f"At most {part:.1%} of a step, which takes at least {least / 1e3:.1f} ms (a roofline of the card)."
+    ]
+
+
 def memory(report: Findings) -> list[str]:
     """A line for each graph whose estimated peak memory changes by more than `CHANGED`, and by more than
     the allocator's smallest piece."""
@@ -148,35 +167,39 @@ def memory(report: Findings) -> list[str]:
     return lines
 
 
-def near_misses(misses: Sequence[Decline]) -> str:
+def near_misses(misses: Sequence[Decline], width: int = WIDTH) -> str:
     """Each reason once with its remedy, and below it where it was found and with which detail."""
     lines = ["Left to Inductor"]
     for reason, found in _by(misses, lambda miss: miss.reason).items():
-        lines.append(filled(f"{reason.value}: {reason.explanation} {reason.remedy}", 2))
+        lines.append(filled(f"{reason.value}: {reason.explanation} {reason.remedy}", 2, width))
         for detail, same in _by(found, lambda miss: miss.detail).items():
-            lines.append(filled(f"{source(same)}: {detail}", 4))
+            lines.append(filled(f"{source(same)}: {detail}", 4, width))
     return "\n".join(lines)
 
 
-def norms(others: Sequence[Norm]) -> str:
+def norms(others: Sequence[Norm], width: int = WIDTH) -> str:
     """Norms of which no pair was found, by reason: how many of each class, and the first paths."""
     lines = ["Norms without a pair"]
     for reason, found in _by(others, lambda norm: norm.reason).items():
         counts = Counter(norm.kind for norm in found)
         kinds = ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in counts.items())
         where = _listed(norm.path or "the model itself" for norm in found)
-        lines.append(filled(f"{kinds} ({where}): {reason}", 2))
+        lines.append(filled(f"{kinds} ({where}): {reason}", 2, width))
     return "\n".join(lines)
 
 
 def table(rows: Sequence[Sequence[str]], width: int = 0) -> str:
-    """Rows of text with their columns aligned. With a `width`, the last column is wrapped."""
+    """Rows of text with their columns aligned. With a `width`, the last column is wrapped; if the others
+    leave it too little, it stands below them."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = list[str]()
     for row in rows:
         *cells, last = (cell.ljust(w) for cell, w in zip(row, widths, strict=True))
         before = "  ".join(["", *cells, ""])
-        parts = textwrap.wrap(last, max(width - len(before), LEAST)) if width else [last]
+        if 0 < width < len(before) + LEAST and row is not rows[0]:
+            lines += [before.rstrip(), filled(last.strip(), 6, width)]
+            continue
+        parts = textwrap.wrap(last, width - len(before)) if width else [last]
         lines += (f"{before if i == 0 else ' ' * len(before)}{part}".rstrip() for i, part in enumerate(parts))
     return "\n".join(lines)
 
@@ -196,7 +219,30 @@ def cells(regions: Sequence[RegionRecord], kind: list[int]) -> list[str]:
     records = [regions[i] for i in kind]
     first, takes = records[0], records[0].expected
     us = f"{takes.apart_us:.0f} -> {takes.ours_us:.0f}"
-    return [_numbers(kind), str(first.space), us, source(records)]
+    return [_numbers(kind), in_words(first), us, source(records)]
+
+
+def in_words(record: RegionRecord) -> str:
+    """The sizes of a region's elements. Those of pictures, and of others of three to five dims, have names
+    where the axes of its sums are these dims and maybe groups of channels."""
+    axes = [part.split() for part in record.space.axes.split(" x ")]
+    tensors = [t.shape for t in (*record.inputs, *record.outputs) if len(t.shape) in PLACES]
+    known = {words for shape in tensors if (words := _dims([axis[-1] for axis in axes], shape))}
+    return known.pop() if len(known) == 1 and len(axes) > 1 else str(record.space)
+
+
+def _dims(axes: Sequence[str], shape: Sequence[int | str]) -> str:
+    """The dims of a tensor in words; empty if a region with these axes has other elements."""
+    if not all(isinstance(n, int) for n in shape) or not all(axis.isdigit() for axis in axes):
+        return ""
+    sizes, dims = [int(axis) for axis in axes], [int(n) for n in shape]
+    samples, channels, *places = dims
+    if math.prod(sizes) != math.prod(dims) or (len(dims) == 3 and len(sizes) < 3):
+        return ""
+    words = [f"{samples} samples", f"{channels} channels"]
+    if len(sizes) > 3 and sizes[0] == samples and sizes[1] * sizes[2] == channels:
+        words[1:] = [f"{sizes[1]} groups", f"{sizes[2]} channels"]
+    return " x ".join([*words, f"{'x'.join(map(str, places))} {PLACES[len(dims)]}"])
 
 
 def _detail(regions: Sequence[RegionRecord], kind: list[int]) -> str:
@@ -236,7 +282,7 @@ def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return found
 
 
-def filled(line: str, indent: int = 0) -> str:
-    """A paragraph in lines of at most `WIDTH`, those after the first two columns further in."""
+def filled(line: str, indent: int = 0, width: int = WIDTH) -> str:
+    """A paragraph in lines of at most `width`, those after the first two columns further in."""
     first, following = " " * indent, " " * (indent + 2)
-    return textwrap.fill(line, WIDTH, initial_indent=first, subsequent_indent=following)
+    return textwrap.fill(line, width, initial_indent=first, subsequent_indent=following)

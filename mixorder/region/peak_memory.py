@@ -63,7 +63,6 @@ class Change:
 
     before: int
     after: int
-    without_workspace: int
     spans: Mapping[Node, Span | None]
     copies: Collection[Span]
     region: Region
@@ -258,9 +257,9 @@ class Timeline:
             add(changes, Span(span.bytes, start[span.first], last), 1)
         return max(accumulate(changes))
 
-    def change(self, region: Region, over: Collection[Node], workspace: int) -> Change:
+    def change(self, region: Region, over: Collection[Node]) -> Change:
         """What a region would do. `over`: the inputs in whose memory, or in that of whose copies, it writes
-        results; `workspace`: bytes.
+        results.
 
         Raises `Decline` where the order of effects leaves no place for the region.
         """
@@ -308,10 +307,7 @@ class Timeline:
                 add(changes, self.spans[node], -1)
             if now is not None:
                 add(changes, now, 1)
-        levels = list(accumulate(changes))
-        tensors = max(levels)
-        after = max(tensors, levels[place] + workspace)
-        return Change(self.peak, after, tensors, spans, copies, region, place, rewrite)
+        return Change(self.peak, max(accumulate(changes)), spans, copies, region, place, rewrite)
 
     def _first(self, node: Node, place: int) -> int:
         """The first position at which a tensor is held that is written for a launch. As early as in the graph
@@ -390,7 +386,7 @@ class Timeline:
         Its workspace does not count: it is a few percent of the region's tensors, and a model has hundreds.
         """
         most = self.fused + max(self.fused * TOLERANCE, PIECE)
-        return change.without_workspace <= max(most, change.before)
+        return change.after <= max(most, change.before)
 
     def commit(self, change: Change, results: Mapping[Node, Node]) -> None:
         """Note that the graph was rewritten; `results`: what replaces the region's outputs."""
@@ -413,7 +409,7 @@ class Timeline:
             self.early.pop(node, None)
         for node, at in change.rewrite.written.items():
             self.index[node] = max(self.index.get(node, 0), at)
-        self.peak = change.without_workspace
+        self.peak = change.after
         todo = list(results.values())
         self.realised.update(map(_launched, todo))
         while todo:

@@ -28,6 +28,11 @@ def key_of(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def keys(folder: Path | None) -> tuple[str, ...]:
+    """The keys of all winners in a folder, in order; none where there is no folder."""
+    return tuple(sorted(path.stem for path in folder.glob("*.json"))) if folder else ()
+
+
 def load(folder: Path, key: str, templates: Mapping[str, Plan]) -> tuple[Candidate, Tuning] | None:
     """The winner stored under a key; None if there is none that can be trusted.
 

@@ -36,7 +36,7 @@ WIDE = 4096  # columns; of narrower rows only the strategy chosen is timed. Unte
 class Problem:
     """A region to tune: its merged loops, the choice without timing, the strategies that may replace it,
     and its device; `split_size` is the user's. `alone`: its nodes, to compare with Inductor's kernels; None
-    for no comparison."""
+    for no comparison. `times`: whether to time what no earlier compile has timed."""
 
     name: str
     label: str
@@ -47,6 +47,7 @@ class Problem:
     info: DeviceInfo
     split_size: int = 0
     alone: Alone | None = None
+    times: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,17 +57,28 @@ class Tuned(Chosen):
     tuning: Tuning
 
 
+def times(options: Options) -> bool:
+    """Whether this compile times schedules that no earlier one has timed."""
+    return options.autotune or config.tunes()
+
+
+def found_before(options: Options) -> tuple[str, ...]:
+    """The keys of earlier winners, on which the results of a compile that times nothing depend."""
+    if times(options) or config.wants_deterministic_results():
+        return ()
+    return cache.keys(config.winners_folder())
+
+
 def wanted(options: Options) -> bool:
-    """Whether to tune this compile; logs the reason once if determinism forbids it.
+    """Whether this compile times schedules, or uses those that an earlier one has timed; logs the reason once
+    if determinism forbids to time them.
 
     Another schedule sums in another order, so that tuned results may differ from machine to machine.
     """
-    if not options.autotune and not config.tunes():
-        return False
-    if config.wants_deterministic_results():
+    if times(options) and config.wants_deterministic_results():
         say_once("not tuned: deterministic results are asked for")
         return False
-    return True
+    return times(options) or bool(found_before(options))
 
 
 def reason_to_skip(device: torch.device) -> str | None:
@@ -95,6 +107,8 @@ def tune(problem: Problem) -> Tuned | None:
     found = cache.load(folder, key, {v: s.start for v, s in spaces.items()}) if folder else None
     if found is not None and spaces[found[0].variant].legal(found[0].schedule):
         best, tuning = found
+    elif not problem.times:
+        return None
     else:
         try:
             best, tuning, lasting = _timed(problem, starts, spaces)

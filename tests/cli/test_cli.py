@@ -53,6 +53,10 @@ def needing(size: int) -> nn.Module:
     return nn.LayerNorm(size)
 
 
+def raising() -> nn.Module:
+    return nn.LayerNorm(1 // 0)
+
+
 def nothing() -> tuple[Callable[..., Tensor], Tensor]:
     return torch.sin, torch.randn(8, requires_grad=True)
 
@@ -280,14 +284,6 @@ def test_a_run_that_fails_after_its_graphs_were_analysed_has_a_report(
     assert "the run failed: RuntimeError: the gradient of the input is not wanted" in " ".join(out.split())
 
 
-@NO_GPU
-@pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_autocast_for_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, told in (("autocast", True), ("factory", False)):
-        status, out, _ = run(monkeypatch, "explain", f"{HERE}:{name}", "--device", "meta", "--min-numel", "0")
-        assert status == 0 and ('torch.autocast("cuda") casts nothing' in " ".join(out.split())) is told
-
-
 def test_attention_in_a_checkpoint_is_analysed_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """It saves the state of random numbers, a tensor that has values also where others have none."""
     args = ("explain", f"{HERE}:checkpointed", "--device", "meta", "--min-numel", "0")
@@ -307,8 +303,14 @@ def test_commands_say_that_there_is_no_torch(monkeypatch: pytest.MonkeyPatch) ->
         ("factory", "'factory' is not package.module:factory"),
         ("no_such_package.at_all:factory", "cannot import 'no_such_package.at_all' from here"),
         (f"{HERE}:missing", "has no 'missing'"),
-        ("./no_such_file:factory", "cannot import 'no_such_file' from here"),
-        ("no/such_file.py:factory", "cannot import 'such_file' from here"),
+        ("./no_such_file:factory", "there is no file ./no_such_file"),
+        ("no/such_file.py:factory", "there is no file no/such_file.py"),
+        ("nosuch.py:factory", "there is no file nosuch.py"),
+        ("tiny", "'tiny' is not package.module:factory, such as train:factory for `factory` in train.py"),
+        (
+            f"{HERE}:raising",
+            f"raising fails: ZeroDivisionError: integer division or modulo by zero ({__file__}:",
+        ),
         (f"{HERE}:needing", "needing takes arguments; a factory takes none"),
         (f"{HERE}:HERE", "is of type str; it must be a function that gives a model"),
         (f"{HERE}:not_a_model", "gave a value of type int; it must give a model, then its inputs"),
@@ -482,7 +484,31 @@ def test_tune_prints_what_was_gained() -> None:
     assert text.endswith("2 regions: 12.0 -> 10.5 us")
 
 
+def test_a_module_that_raises_is_the_users_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text("import torch\nraise ValueError('odd')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    status, _, err = run(monkeypatch, "explain", "raises.py:factory", "--device", "cpu")
+    assert (
+        status == 2
+        and "'raises' fails when it is imported: ValueError: odd (" in err
+        and err.count("\n") == 1
+    )
+
+
 # doctor
+
+
+def test_doctor_says_what_takes_long_before_it_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_right() -> doctor.Finding:
+        assert capture[-1:] == ["Computing gradients: about half a minute."]
+        return doctor.Finding(doctor.OK, "")
+
+    capture = list[str]()
+    monkeypatch.setattr("builtins.print", lambda *said, **_: capture.extend(map(str, said)))
+    monkeypatch.setattr(doctor, "is_right", is_right)
+    monkeypatch.setattr(doctor, "CHECKS", (is_right,))
+    assert doctor.main([]) == 0
 
 
 def test_doctor_finds_all_well_here(monkeypatch: pytest.MonkeyPatch) -> None:

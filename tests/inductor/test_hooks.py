@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as config
-from fresh_process import python, python_after
+from fresh_process import HANG_S, python, python_after
 from grids import crossed
 from recorder import Recorder
 from torch._dynamo.utils import counters
@@ -564,7 +564,7 @@ def test_the_pass_runs_in_another_process_that_compiles(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == ["_SubprocessFxCompile", "1", "too-small"]

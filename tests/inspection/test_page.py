@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fresh_process import HANG_S
 from support import quantised
 from torch import nn
 
 import mixorder
+from mixorder.inspection import table
 from mixorder.inspection.explanation import Report
 from mixorder.inspection.page import page
 
@@ -79,7 +81,7 @@ def test_in_a_browser_the_page_never_scrolls_sideways(report: Report, tmp_path: 
     quiet = [f"--disable-{name}" for name in ("gpu", "background-networking", "component-update", "sync")]
     command = [str(BROWSER), "--headless", "--no-sandbox", *quiet, f"--user-data-dir={tmp_path / 'profile'}"]
     dumped = [*command, "--dump-dom", shown.as_uri()]
-    done = subprocess.run(dumped, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(dumped, capture_output=True, text=True, timeout=HANG_S)
     (text,) = re.findall(r"<pre id=\"found\">(.*?)</pre>", done.stdout)
     scrolled, visible = json.loads(html.unescape(text))
     assert scrolled <= visible > width / 2
@@ -87,11 +89,22 @@ def test_in_a_browser_the_page_never_scrolls_sideways(report: Report, tmp_path: 
 
 def test_bars_have_the_times_of_both_ways_to_one_scale(report: Report) -> None:
     text = page(report)
-    bars = [tuple(map(float, bar)) for bar in re.findall(r'<meter max="(.*?)" value="(.*?)">', text)]
-    takes = [region.expected for region in report.regions]
+    found = re.findall(r'<meter class="(.*?)" max="(.*?)" value="(.*?)">', text)
+    assert [name for name, *_ in found] == ["without", "with"] * len(report.regions)
+    for name, _, _ in found[:2]:  # in the words of both engines
+        assert len(set(re.findall(rf"\.{name}::-[\w-]+ {{ background: (#\w+); }}", text))) == 1
+    bars = [(float(most), float(us)) for _, most, us in found]
+    regions = report.regions
+    takes = [regions[kind[0]].expected for kind in table.by_saving(report)]
     assert [us for _, us in bars] == [us for one in takes for us in (one.apart_us, one.ours_us)]
     assert {most for most, _ in bars} == {max(us for _, us in bars)}
     assert text.count("def triton_mixorder") == 2 * len(report.regions) == 4
+
+
+def test_the_text_is_not_cut_at_a_terminals_width(report: Report) -> None:
+    (shown,) = re.findall(r"<pre>(.*?)</pre>", page(report).split("<details>")[0], re.DOTALL)
+    longest = max(map(len, html.unescape(shown).splitlines()))
+    assert table.WIDTH < longest <= 160 and max(map(len, report.details.splitlines())) <= table.WIDTH
 
 
 def test_what_the_model_says_is_no_markup(report: Report) -> None:

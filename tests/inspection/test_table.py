@@ -14,6 +14,7 @@ from mixorder.errors import Decline, DeclineReason
 from mixorder.inspection import table
 from mixorder.inspection.explanation import Report
 from mixorder.inspection.page import page
+from mixorder.record import TensorRecord
 from mixorder.region.provenance import Provenance
 
 ANY_SIZE = {"mixorder_min_numel": 0, "mixorder_strict": True}
@@ -55,8 +56,9 @@ def test_details_say_how_kernels_run(report: Report, shared: Report) -> None:
 
 def test_the_verdict_comes_first_and_lines_fit_a_terminal(report: Report, shared: Report) -> None:
     for one in (report, shared):
-        first, second, third, *_ = str(one).splitlines()
+        first, share, second, third, *_ = str(one).splitlines()
         assert first.startswith("Predicted: a step takes ") and " -> " in second and " of " in third
+        assert share.startswith("At most ")
         assert max(map(len, one.details.splitlines())) <= table.WIDTH == 80
         assert str(one).endswith(table.origin(one))
 
@@ -126,3 +128,60 @@ def test_no_saving_is_printed_as_zero_or_less(report: Report, saved_us: float, s
     graph = dataclasses.replace(report.graphs[0], records=(dataclasses.replace(region, expected=takes),))
     found = dataclasses.replace(report, graphs=(graph,))
     assert table.step_of(found).startswith(f"Predicted: a step takes {said}")
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "said"),
+    [
+        ((4, 32, 4, 256, 256), (4, 128, 256, 256), "4 samples x 32 groups x 4 channels x 256x256 pixels"),
+        ((4, 32, 4, 65536), (4, 128, 256, 256), "4 samples x 32 groups x 4 channels x 256x256 pixels"),
+        ((8, 64, 14, 14), (8, 64, 14, 14), "8 samples x 64 channels x 14x14 pixels"),
+        ((2, 32, 8, 8, 8), (2, 32, 8, 8, 8), "2 samples x 32 channels x 8x8x8 voxels"),
+        ((64, 256, 3136), (64, 256, 3136), "64 samples x 256 channels x 3136 positions"),
+        ((64, 256), (64, 256), ""),
+        ((300, 4, 64), (300, 2, 64), ""),
+    ],
+)
+def test_sizes_of_pictures_have_names(
+    report: Report, axes: tuple[int, ...], shape: tuple[int, ...], said: str
+) -> None:
+    text = " x ".join(f"row {n}" for n in axes)
+    tensor = TensorRecord("x", "bf16", shape)
+    space = dataclasses.replace(report.regions[0].space, axes=text)
+    region = dataclasses.replace(report.regions[0], space=space, inputs=(tensor,), outputs=(tensor,))
+    assert table.in_words(region) == (said or text)
+
+
+def test_a_last_column_without_room_stands_below() -> None:
+    rows = [["a", "b"], ["x" * 60, "name"], ["y", "other, " * 12]]
+    shown = table.table(rows, 80).splitlines()
+    assert shown[1:3] == ["  " + "x" * 60, "      name"] and max(map(len, shown)) <= 80
+
+
+def test_what_saves_most_of_a_step_comes_first(report: Report) -> None:
+    saved = [sum(report.regions[i].expected.saved_us for i in kind) for kind in table.by_saving(report)]
+    assert saved == sorted(saved, reverse=True) and len(saved) == len(report.regions) == 2
+    often = dataclasses.replace(report.graphs[1], runs=9)
+    assert [g.kind for g in report.graphs] == ["forward", "backward"]
+    more = dataclasses.replace(report, graphs=(report.graphs[0], often))
+    assert {more.graph_of(i).runs for i in range(2)} == {9}
+
+
+def test_a_share_of_the_step_is_a_roofline_of_the_card() -> None:
+    """Two products of the forward's size for each of three, and one pass over inputs and results."""
+    rows, width = 8192, 4096
+    with torch.device("meta"):
+        x = torch.randn(rows, width, dtype=torch.bfloat16, requires_grad=True)
+        model = nn.Sequential(nn.Linear(width, width, bias=False), nn.RMSNorm(width)).bfloat16()
+    found = mixorder.explain(model)(x)
+    (forward, backward) = (graph.work for graph in found.graphs)
+    assert forward is not None and backward is not None
+    product = 2 * rows * width * width
+    assert [flops for flops, *_ in (*forward.products, *backward.products)] == 3 * [product]
+    compute = 1e6 * 3 * product / 989.4e12
+    moved = 2 * rows * width
+    assert compute + 1e6 * 2 * moved / 4.8e12 < found.roofline_us < compute + 1e6 * 8 * moved / 4.8e12
+    share = found.totals.saved_us / found.roofline_us
+    assert f"At most {share:.1%} of a step, which" in str(found)
+    unknown = dataclasses.replace(found, device=dataclasses.replace(found.device, name="another"))
+    assert not unknown.roofline_us and "At most" not in str(unknown)

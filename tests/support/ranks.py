@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fresh_process import HANG_S
 from torch import Tensor
 
 from mixorder.inspection.accuracy import largest_error
@@ -254,7 +255,7 @@ class Program:
 
     def truth(self) -> list[Tensors]:
         """Of every rank, in float64 and without torch.distributed."""
-        barrier, table = threading.Barrier(RANKS, timeout=60), [None] * RANKS
+        barrier, table = threading.Barrier(RANKS, timeout=HANG_S), [None] * RANKS
         results: list[Any] = [None] * RANKS
 
         def one(rank: int) -> None:

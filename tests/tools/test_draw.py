@@ -14,6 +14,7 @@ from typing import Any
 import draw
 import pytest
 import torch
+from fresh_process import HANG_S
 from lab import duel_report
 from lab.corpus import Entry, Input, Place, save
 from lab.corpus import load as entries_of
@@ -105,7 +106,7 @@ def entry(key: str, dtype: str, target: str = "aten.mul.Tensor") -> Entry:
 
 def drawn(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(TOOLS / "draw.py"), "--device", "cpu", "--workers", "1", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
 
 
 def test_duels_from_end_to_end(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_process import HANG_S
 from lab import matches, whole
 from torch import nn
 
@@ -55,7 +56,7 @@ def test_models_from_end_to_end(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(TOOLS), str(TOOLS.parent), os.environ["PYTHONPATH"]])
     env = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "turn"), json.dumps(tasks)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.removeprefix("MATCH ") for line in done.stdout.splitlines() if line.startswith("MATCH ")]
     found = [matches.parse(json.loads(line)) for line in lines]

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch.fx import Graph
 
-from mixorder import pipeline, runner
+from mixorder import pipeline, plugin, runner
 from mixorder.errors import Decline, DeclineReason, MixorderError
 from mixorder.ir.program import BufferRole
 from mixorder.options import Options
@@ -140,6 +140,28 @@ def test_inductors_kernels_are_left_where_they_are_faster(
     assert second.detail == first.detail and counters["mixorder"] == {"declined:slower": 2}
 
 
+def test_what_was_tuned_is_used_by_compiles_that_do_not_tune(
+    monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+) -> None:
+    """Then it is part of the identity by which Inductor's caches know a graph. What was not tuned is not."""
+    untuned, (_, before) = run(UNTUNED), plugin._identity()
+    tuned = run()
+    again = run(UNTUNED)
+    assert again.schedule == tuned.schedule != untuned.schedule
+    assert again.planning.tuning is not None and again.planning.tuning.from_cache
+    assert f"region0: {again.planning.tuning}" in said() and len(FakeBench.built) == 1
+    assert plugin._identity()[1] != before
+    other = run(UNTUNED, graphs.rms_norm_backward(32768, 512))
+    assert other.planning.tuning is None and len(FakeBench.built) == 1
+    monkeypatch.setattr(tuner.config, "wants_deterministic_results", lambda: True)
+    assert run(UNTUNED).schedule == untuned.schedule and plugin._identity()[1] == before
+
+
+def test_what_timing_has_left_to_inductor_is_left_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(lambda: 20.0))
+    assert declined().detail == declined(UNTUNED).detail and len(FakeBench.built) == 1
+
+
 def test_times_decide_whatever_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         predicted, "baseline", types.SimpleNamespace(**vars(baseline) | {"microseconds": lambda *_: 0.1})
@@ -175,9 +197,9 @@ def test_what_inductor_cannot_run_by_itself_is_tuned_without(
     error: Exception, monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(FakeBench, "inductor_us", staticmethod(failing(error)))
-    first, second = run(), run()
+    untuned, first, second = run(UNTUNED), run(), run()
     assert first.planning.tuning is not None and first.planning.tuning.beside is None
-    assert first.schedule == second.schedule != run(UNTUNED).schedule
+    assert first.schedule == second.schedule != untuned.schedule
     lasting = isinstance(error, NotComparable)  # memory may be there next time
     assert len(files(tmp_path)) == lasting and len(FakeBench.built) == 2 - lasting
     assert sum(str(error) in line for line in said()) == 1
