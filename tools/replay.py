@@ -2,11 +2,14 @@
 
     python tools/replay.py --base main~3 [--every 13]       # what changed, and the first differing text
     python tools/replay.py --write FILE                     # what this tree makes, a line of JSON a graph
+    python tools/replay.py --without [RULE ...]             # what rules, passes and strategies are good for
+    python tools/replay.py --capture                        # traces the whole graphs again
 
 The graphs are the corpus' subgraphs, the casts of `tools/quantise.py`, norms at the sizes of
-`tools/bench.py`, and norms over slabs, each planned for four devices. Planning and code generation are pure
-functions, so that a refactoring changes nothing here, and any other change shows which plans and kernels it
-reaches. Digests of some are in `tests/tools/replay.json`, and a test compares them.
+`tools/bench.py`, and norms over slabs, each planned for four devices; and whole graphs of models, cases and
+casts (`lab/postgrad.py`) for one. Planning and code generation are pure functions, so that a refactoring
+changes nothing here, and any other change shows which plans and kernels it reaches. Digests of some are in
+`tests/tools/replay.json`, what becomes of whole graphs is in `tests/tools/outcomes`, and tests compare them.
 Needs no GPU. Exit status: 0, or 1 if something differs.
 """
 
@@ -16,6 +19,7 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -29,12 +33,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CORPUS = ROOT / "tools" / "data" / "corpus.jsonl.xz"
+GRAPHS = CORPUS.with_name("graphs.jsonl.xz")
 CASTS = ((4096, 4096), (16384, 4096))
 NORMS = ((4096, 4096), (32768, 768), (8192, 8192), (32768, 4097), (2048, 65536), (1048576, 128))
 GROUPS = ((8, 4096, 320, 32), (64, 256, 1024, 32), (200, 4096, 64, 32))
 BATCHES = ((401408, 64), (100352, 256), (100003, 13))
 DEVICES = ("H200", "A100", "H100", "MI300")  # of tests/devices.py
+TRACED_S = 600  # a program that takes longer has no graphs
 PARTS = ("ends", "plan", "kernel", "graph", "predicted")
+TOLD = (*PARTS, "outcomes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +54,24 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
+class Total:
+    """Of a graph's regions: how many, the predicted microseconds that they save and take, their bytes and
+    launches; and how many bytes the graph's estimated peak rises."""
+
+    regions: int = 0
+    saved_us: float = 0.0
+    us: float = 0.0
+    bytes: int = 0
+    launches: int = 0
+    peak: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Replayed:
     """What the pass made of a graph, as text. `ends`: of each region, its space and strategy, or why it was
     declined. `graph`: after the pass, in which kernels have no numbers, as these differ between runs.
-    `predicted`: of each region, microseconds, launches and bytes. Older commits have none."""
+    `predicted`: of each region, microseconds, launches and bytes. `outcomes`: all of these in short, and the
+    graph's estimated peak. Older commits have less."""
 
     name: str
     ends: str
@@ -58,6 +79,8 @@ class Replayed:
     kernel: str
     graph: str
     predicted: str = ""
+    outcomes: str = ""
+    total: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -77,6 +100,20 @@ def jobs(every: int = 1) -> Iterator[Job]:
     for name, make in (*_casts(every), *_norms(every)):
         for device in DEVICES[: None if every == 1 else 1]:
             yield Job(f"{name} {device}", make, device)
+
+
+def wholes(groups: Sequence[str] = ()) -> Iterator[Job]:
+    """The whole graphs on one device; those of some groups, such as `cases`, if there are any."""
+    from lab import corpus
+
+    for name, stored in corpus.graphs(GRAPHS).items():
+        if not groups or group_of(name) in groups:
+            yield Job(name, functools.partial(corpus.restored, stored), DEVICES[0])
+
+
+def group_of(name: str) -> str:
+    """The first part of a whole graph's name, such as `cases`."""
+    return name.partition("/")[0]
 
 
 def _of_entry(entry: Any) -> Any:
@@ -136,7 +173,7 @@ def replay(job: Job) -> Replayed:
     from mixorder import pipeline
     from mixorder.errors import Decline
     from mixorder.options import Options
-    from mixorder.report import collect
+    from mixorder.report import RegionRecord, collect
 
     graph = job.make()
     setting = dataclasses.replace(pipeline.setting_in_force(), device=getattr(devices, job.device))
@@ -144,7 +181,8 @@ def replay(job: Job) -> Replayed:
         with collect() as ends:
             records = pipeline.run(graph, Options(interpret=True, strict=True), setting)
     except Exception as error:  # the next graph goes on
-        return Replayed(job.name, f"{type(error).__name__}: {error}", "", "", "")
+        told = f"{type(error).__name__}: {error}"
+        return Replayed(job.name, told, "", "", "", outcomes=told)
     told = [
         f"{e.reason.value}: {e.detail}" if isinstance(e, Decline) else f"{e.space} {e.strategy}" for e in ends
     ]
@@ -153,7 +191,31 @@ def replay(job: Job) -> Replayed:
         f"# {k.grid}, {k.config}, {k.registers} registers\n{k.text}" for r in records for k in r.kernels
     ]
     predicted = "\n".join(f"{_rounded(r.expected)}, {r.traffic}" for r in records)
-    return Replayed(job.name, *map("\n".join, (told, plans, kernels)), _plain(str(graph)), predicted)
+    texts = (*map("\n".join, (told, plans, kernels)), _plain(str(graph)))
+    peaks = [r.planning.peak for r in records if r.planning.peak]
+    found = Total(
+        len(records),
+        sum(r.expected.saved_us for r in records),
+        sum(r.expected.ours_us for r in records),
+        sum(r.traffic.total for r in records),
+        sum(r.expected.launches for r in records),
+        peaks[-1][1] - peaks[0][0] if peaks else 0,
+    )
+    pairs = zip(ends, told, strict=True)
+    short = "\n".join(_short(end) if isinstance(end, RegionRecord) else text for end, text in pairs)
+    return Replayed(job.name, *texts, predicted, short, dataclasses.asdict(found))
+
+
+def _short(record: Any) -> str:
+    """A fused region in a line."""
+    expected, traffic = record.expected, record.traffic
+    before, after = (f"{n / 1e6:.1f}" for n in record.planning.peak)
+    return (
+        f"{record.space} {record.strategy}, {len(record.inner)} + {len(record.outer)} reductions: "
+        f"{expected.ours_us:.1f} of {expected.apart_us:.1f} us, "
+        f"{expected.launches} of {expected.launches_apart} launches, "
+        f"{traffic.total / 1e6:.1f} MB, peak {before} -> {after} MB"
+    )
 
 
 def _rounded(expected: Any) -> dict[str, Any]:
@@ -167,7 +229,7 @@ def _plain(graph: str) -> str:
 
 def write(path: Path, every: int) -> None:
     with path.open("w") as lines:
-        for job in jobs(every):
+        for job in itertools.chain(jobs(every), wholes()):
             print(json.dumps(dataclasses.asdict(replay(job))), file=lines, flush=True)
 
 
@@ -202,7 +264,7 @@ def differences(old: dict[str, Replayed], new: dict[str, Replayed]) -> str:
     """How many graphs differ and in which part, and the first of each part as a diff; empty if none do."""
     found = {
         part: [n for n in old.keys() & new.keys() if getattr(old[n], part) != getattr(new[n], part)]
-        for part in PARTS
+        for part in TOLD
     }
     lines = [f"{len(old.keys() - new.keys())} graphs are gone"] if old.keys() - new.keys() else []
     lines += [
@@ -218,6 +280,92 @@ def differences(old: dict[str, Replayed], new: dict[str, Replayed]) -> str:
     return "\n".join([*lines, *(f"{count} times: {change}" for change, count in ends.most_common(20))])
 
 
+# Whole graphs.
+
+
+def captured(processes: int) -> int:
+    """Trace all programs again, and write the graphs in which the pass finds anything, and those of models.
+    Prints which programs have none."""
+    from lab import corpus, families
+    from lab.pool import ENVIRONMENT, Broken, Pool
+
+    found: dict[str, Any] = {}
+    pool = Pool(processes, "lab.harvest_process", "graphs", ENVIRONMENT)
+    try:
+        for task, result in pool.run(families.replayed(), TRACED_S):
+            graphs, error = ({}, result.how) if isinstance(result, Broken) else result
+            found |= graphs
+            if error:
+                print(f"{' '.join(task)}: {error}", file=sys.stderr)
+    finally:
+        pool.close()
+    jobs = (Job(name, functools.partial(corpus.restored, one), DEVICES[0]) for name, one in found.items())
+    models = " ".join(families.MODELS.values()).split()
+    kept = {job.name for job in jobs if job.name.split(" ")[0] in models or replay(job).ends}
+    corpus.save_graphs(GRAPHS, {name: found[name] for name in sorted(kept)})
+    return 0
+
+
+# What rules are good for.
+
+
+def ablated(rules: Sequence[str], chosen: Sequence[Job], processes: int) -> str:
+    """A table of the rules: in how many graphs each answers otherwise than its substitute, how many are
+    otherwise without it, and what all of these then save, take, move and hold. A fresh process for each graph
+    and rule, as answers are remembered; it has what this one has imported."""
+    import multiprocessing
+
+    from lab.tables import head, line
+
+    _chosen[:] = chosen  # functions that make graphs cannot be sent
+    with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
+        asked = pool.map(_watched, range(len(chosen)), 1)
+        graphs = {rule: [i for i, (_, found) in enumerate(asked) if rule in found] for rule in rules}
+        rest = pool.imap(_without, [(rule, i) for rule, found in graphs.items() for i in found])
+        tried = {rule: [(asked[i][0], next(rest)) for i in found] for rule, found in graphs.items()}
+    columns = ("rule", "asked", "other graphs", "regions", "saved us", "us", "MB", "launches", "peak MB")
+    lines = [f"{len(chosen)} graphs: {_told(_sum([old.total for old, _ in asked]))}", "", head(columns)]
+    for rule, found in tried.items():
+        others = [(old, new) for old, new in found if old.digest != new.digest]
+        change = _sum([new.total for _, new in others], [old.total for old, _ in others])
+        lines.append(line([rule, str(len(found)), str(len(others)), *_numbers(change)]))
+    return "\n".join(lines)
+
+
+_chosen: list[Job] = []
+
+
+def _watched(number: int) -> tuple[Replayed, set[str]]:
+    from lab import rules
+
+    with rules.watched() as differing:
+        return replay(_chosen[number]), differing
+
+
+def _without(task: tuple[str, int]) -> Replayed:
+    from lab import rules
+
+    rule, number = task
+    with rules.off(rule):
+        return replay(_chosen[number])
+
+
+def _sum(totals: Sequence[dict[str, Any]], less: Sequence[dict[str, Any]] = ()) -> Total:
+    found = {f.name: sum(t.get(f.name, 0) for t in totals) for f in dataclasses.fields(Total)}
+    return Total(**{name: n - sum(t.get(name, 0) for t in less) for name, n in found.items()})
+
+
+def _numbers(total: Total) -> list[str]:
+    mb = (f"{n / 1e6:.1f}" for n in (total.bytes, total.peak))
+    moved, peak = mb
+    return [str(total.regions), f"{total.saved_us:.1f}", f"{total.us:.1f}", moved, str(total.launches), peak]
+
+
+def _told(total: Total) -> str:
+    names = ("regions", "us saved", "us", "MB", "launches", "MB more at the peak")
+    return ", ".join(f"{n} {name}" for n, name in zip(_numbers(total), names, strict=True))
+
+
 def main(argv: Sequence[str]) -> int:
     from lab import arguments
 
@@ -225,7 +373,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--base", default="HEAD", help="the commit to compare with")
     parser.add_argument("--every", type=int, default=1, help="take every so many-th entry of the corpus")
     parser.add_argument("--write", type=Path)
+    parser.add_argument("--without", nargs="*", metavar="RULE", help="of lab/rules.py; all if none is named")
+    parser.add_argument("--graphs", nargs="*", help="of --without: only those whose name has one of these")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
+    parser.add_argument("--capture", action="store_true", help="needs transformers, and no GPU")
     args = parser.parse_args(argv)
+    if args.capture:
+        return captured(args.processes)
+    if args.without is not None:
+        from lab.rules import RULES
+
+        chosen = [*wholes(), *jobs(args.every)]
+        named = [job for job in chosen if not args.graphs or any(part in job.name for part in args.graphs)]
+        print(ablated(args.without or [*RULES], named, args.processes))
+        return 0
     if args.write:
         write(args.write, args.every)
         return 0

@@ -3,6 +3,9 @@
 An entry is a subgraph of a post-grad graph: a region, or a pair of reductions that was declined, with the
 views and copies that follow its results. It needs no model package to run. Files hold one entry per line as
 JSON, compressed by the file's ending (`.xz`, `.gz`).
+
+A whole graph is a dict (`subgraphs.whole`), and keeps its symbolic sizes, the memory in which views lie, and
+calls of libraries. Values are as they were stated: nothing is propagated.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import math
 import operator
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,7 +23,11 @@ from typing import Any, TextIO
 
 import torch
 from torch import Tensor
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.numbers import int_oo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +118,13 @@ class Entry:
 
 
 def target_of(name: str) -> Callable[..., Any]:
-    """The function of a node's target, such as `aten.mul.Tensor` or `getitem`."""
+    """The function of a node's target, such as `aten.mul.Tensor`, `getitem` or `operator.add`."""
     if name == "getitem":
         return operator.getitem
+    if name.count(".") == 1:
+        module, function = name.split(".")
+        modules = {"operator": operator, "math": math, "torch": torch, "higher_order": torch.ops.higher_order}
+        return getattr(modules[module], function)  # type: ignore[no-any-return]
     namespace, operation, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), operation), overload)  # type: ignore[no-any-return]
 
@@ -132,6 +144,8 @@ def decoded(value: Any, values: list[Any], device: str) -> Any:
         return content[1]
     if kind == "device":
         return torch.device(content if content == "cpu" else device)
+    if kind == "operator":
+        return target_of(content)
     if kind == "float":
         return float(content)
     return getattr(torch, content)
@@ -189,3 +203,89 @@ def _summed(places: Iterable[Place]) -> list[Place]:
         key = place.family, place.recipe, place.kind
         counts[key] = counts.get(key, 0) + place.count
     return [Place(*key, count) for key, count in counts.items()]
+
+
+# Whole graphs.
+
+MARKS = ("mixorder_donated", "mixorder_masks", "mixorder_again", "low_precision_pointwise_barrier")
+"""Metadata of nodes that the pass reads."""
+VISIBLE = "user_visible_output_idxs"
+
+
+def graphs(path: str | Path) -> dict[str, dict[str, Any]]:
+    """The whole graphs of a file by name."""
+    with _opened(Path(path), "rt") as lines:
+        return {graph.pop("name"): graph for graph in map(json.loads, lines)}
+
+
+def save_graphs(path: str | Path, found: dict[str, dict[str, Any]]) -> None:
+    with _opened(Path(path), "wt") as lines:
+        for name, graph in found.items():
+            print(json.dumps({"name": name, **graph}, separators=(",", ":")), file=lines)
+
+
+def restored(stored: dict[str, Any]) -> Graph:
+    """The graph of what `subgraphs.whole` gave, on fake tensors of a CPU."""
+    values, graph = _Values(stored), Graph()
+    nodes: list[Any] = []
+    for (name, *call), stated, memory, *marks in stored["nodes"]:
+        if call:
+            args, kwargs = (decoded(part, nodes, "cpu") for part in (*call, {"kwargs": {}})[:2])
+            node = graph.call_function(target_of(name), tuple(args), kwargs)
+        else:
+            args, node = [], graph.placeholder(name)
+        parts = args[0].meta["val"] if call and name == "getitem" else None
+        inside = None if memory is None else nodes[memory].meta["val"]
+        val = parts[args[1]] if parts else values.of(stored["values"][stated], inside)
+        node.meta.update(dict.fromkeys(marks, True), val=val)
+        nodes.append(node)
+    results, visible = stored["outputs"]
+    output = graph.output(tuple(decoded(results, nodes, "cpu")))
+    if visible is not None:
+        output.meta[VISIBLE] = visible
+    return graph
+
+
+class _Values:
+    """Makes the values of a whole graph's nodes. Sizes are expressions of its symbols, of which torch knows
+    what it knew of the first ones: ranges, and guards that are evaluated here."""
+
+    def __init__(self, stored: dict[str, Any]) -> None:
+        self.shape_env = ShapeEnv()
+        self.mode = FakeTensorMode(shape_env=self.shape_env)
+        self.names: dict[str, Any] = {"max": torch.sym_max, "min": torch.sym_min, "float": torch.sym_float}
+        for name, (hint, *ends) in stored["symbols"].items():
+            self.names[name] = self.symbol(name, hint, *ends)
+        self.sizes: dict[str, Any] = {}
+        for guard in stored["guards"]:
+            if not self.evaluated(guard):
+                raise ValueError(f"{guard} is not true")
+
+    def symbol(self, name: str, hint: int, least: int, most: int | None) -> Any:
+        env, source = self.shape_env, ConstantSource(name)
+        symbol = env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        env.constrain_symbol_range(symbol, compiler_min=least, compiler_max=int_oo if most is None else most)
+        return env.create_symintnode(symbol, hint=hint, source=source)
+
+    def evaluated(self, text: str) -> Any:
+        return eval(text, {"__builtins__": {}}, self.names)
+
+    def size(self, text: int | str) -> Any:
+        if isinstance(text, str) and text not in self.sizes:
+            self.sizes[text] = self.evaluated(text)
+        return self.sizes[text] if isinstance(text, str) else text
+
+    def of(self, stated: Any, inside: Tensor | None = None) -> Any:
+        """A value as `subgraphs.whole` states it; `inside`: the tensor in whose memory it lies."""
+        if not isinstance(stated, list):
+            return self.size(stated["$"]) if isinstance(stated, dict) else stated
+        if len(stated) == 1:
+            return tuple(map(self.of, stated[0]))
+        shape, stride, (offset,) = ([*map(self.size, part)] for part in stated[1:])
+        dtype = getattr(torch, stated[0])
+        if inside is None:
+            made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        else:
+            made = torch.empty(0, dtype=dtype, device="meta")
+            made.set_(inside.untyped_storage(), offset, shape, stride)
+        return FakeTensor(self.mode, made, torch.device("cpu"))

@@ -73,6 +73,34 @@ def _of_timm() -> Iterator[str]:
     yield from (f"timm/{name}" for name in timm.list_modules() if timm.list_models(module=name))
 
 
+SEED = 68
+MODELS = {  # by recipe
+    "bf16": "demo/hf transformers/llama loops/mla loops/moe",
+    "autocast": "demo/layer transformers/gpt2 loops/dit loops/qk_layer_norm",
+    "fp32": "loops/nanogpt",
+    "checkpoint": "loops/qk_norm",
+    "dynamic": "loops/tiny loops/torch_rms",
+    "channels_last": "loops/unet loops/nnunet transformers/resnet",
+}
+
+
+def replayed() -> Iterator[tuple[str, str]]:
+    """The families and recipes whose whole graphs `tools/replay.py` has: the cases, some with a dynamic batch
+    as well, casts of one, spellings and programs that are drawn, and models."""
+    from support.cases import CASES
+    from support.quantised import RECIPES
+
+    draw = Random(SEED)
+    yield from ((f"cases/{name}", "bf16") for name in CASES)
+    yield from ((f"cases/{name}", "dynamic") for name in [*CASES][::4])
+    yield from ((f"casts/{name}", "dynamic") for name in [*RECIPES][1::9])
+    for base in (*spellings.TRAINED, *spellings.PAIRS):
+        yield f"spellings/{base}/{draw.randrange(1, 1 << 31)}", "bf16"
+    for _ in range(24):
+        yield f"programs/{draw.randrange(1 << 31)}", draw.choice(("bf16", "autocast", "fp32", "checkpoint"))
+    yield from ((name, recipe) for recipe, names in MODELS.items() for name in names.split())
+
+
 def build(name: str, device: str = "meta") -> tuple[nn.Module, dict[str, Any]]:
     """The model and its keyword arguments on a device. Raises what the package raises."""
     package, _, family = name.partition("/")
@@ -86,6 +114,9 @@ def build(name: str, device: str = "meta") -> tuple[nn.Module, dict[str, Any]]:
         "shallow": _few_blocks,
         "programs": lambda seed: spellings.composed(int(seed)),
         "spellings": _spelled,
+        "cases": _case,
+        "demo": _demo,
+        "casts": _cast,
     }
     with torch.device(device):
         model, inputs = makers[package](family)
@@ -100,6 +131,44 @@ def _spelled(family: str) -> tuple[nn.Module, dict[str, Any]]:
     """A base, by name, and the seed of its spelling; 0 for the base's own."""
     base, _, seed = family.partition("/")
     return spellings.spelled(base, spellings.numbers(Random(seed)) if seed != "0" else {})
+
+
+class Called(nn.Module):
+    """A case's function, of tensors by name. Parameters of a module are its own."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.function(*inputs.values())
+
+
+def _case(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """A case of the family at its training shape."""
+    from support.cases import CASES
+
+    case = CASES[name]
+    shape = case.shapes.training
+    inputs = [torch.zeros(shape, dtype=dtype or torch.get_default_dtype()) for dtype in case.inputs]
+    inputs = [x.contiguous(memory_format=case.memory_format) for x in inputs]
+    if case.training:
+        inputs = [x.requires_grad_() for x in inputs]
+    return Called(case.make(*shape)), {f"x{i}": x for i, x in enumerate(inputs)}
+
+
+def _cast(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    from support.quantised import RECIPES
+
+    recipe = RECIPES[name]
+    inputs = [torch.zeros(shape, dtype=dtype) for shape, dtype in recipe.like(4096, 4096)]
+    return Called(lambda *x: recipe.function(*x)), {f"x{i}": x for i, x in enumerate(inputs)}
+
+
+def _demo(norm: str) -> tuple[nn.Module, dict[str, Any]]:
+    from mixorder.demo_model import Transformer
+
+    return Called(Transformer(2, 768, norm)), {"x": torch.zeros(32, 512, 768, requires_grad=True)}
 
 
 def _loop(family: str) -> tuple[nn.Module, dict[str, Any]]:

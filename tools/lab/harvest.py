@@ -23,6 +23,7 @@ from lab import families, recipes, subgraphs
 from lab.corpus import Entry, Place, merged, structural_key
 from mixorder.errors import Decline
 from mixorder.inspection.capture import explain
+from mixorder.inspection.explanation import Report
 from mixorder.inspection.meta import faked
 from mixorder.region.region import Region
 
@@ -62,13 +63,8 @@ def work(task: tuple[str, str]) -> Harvest:
 
 
 def _fill(result: Harvest) -> None:
-    model, inputs = families.build(result.family)
-    recipes.cast(model, result.recipe)
-    model, inputs = faked(model, inputs, "cuda")
-    recipes.mark(inputs, result.recipe)
-    step = recipes.step(model, result.recipe)
     with _keeping(result) as kept:
-        report = explain(step)(**inputs)
+        report = _explained(result.family, result.recipe)
     result.entries = [dataclasses.asdict(entry) for entry in merged(kept)]
     texts = (f"{k.grid} {k.config}\n{k.text}" for region in report.regions for k in region.kernels)
     result.kernels = sorted(NAME.sub("kernel", text) for text in texts)
@@ -159,3 +155,43 @@ def _cut(made: Callable[[], subgraphs.Cut], result: Harvest) -> subgraphs.Cut | 
     except subgraphs.NotKept as why:
         result.left_out[str(why)] = result.left_out.get(str(why), 0) + 1
         return None
+
+
+# Whole graphs.
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """The post-grad graphs of a program by name, as `subgraphs.whole` gives them; `error`: why there are no
+    more."""
+
+    graphs: dict[str, dict[str, Any]]
+    error: str = ""
+
+
+def traced(task: tuple[str, str]) -> Traced:
+    """The graphs of a family in a recipe. Every error of the model becomes the result's `error`."""
+    family, recipe = task
+    found: dict[str, dict[str, Any]] = {}
+    run = pipeline.run
+
+    def ran(graph: Graph, *rest: Any) -> Any:
+        kind = "backward" if _is_backward(graph) else "forward"
+        found[f"{family} {recipe} {len(found)} {kind}"] = subgraphs.whole(graph)
+        return run(graph, *rest)
+
+    try:
+        with mock.patch.object(pipeline, "run", ran):
+            _explained(family, recipe)
+    except Exception as error:  # the next program goes on
+        return Traced(found, f"{type(error).__name__}: {error}"[:300])
+    return Traced(found)
+
+
+def _explained(family: str, recipe: str) -> Report:
+    """The report of a family's training step in a recipe, on fake tensors of a GPU."""
+    model, inputs = families.build(family)
+    recipes.cast(model, recipe)
+    model, inputs = faked(model, inputs, "cuda")
+    recipes.mark(inputs, recipe)
+    return explain(recipes.step(model, recipe))(**inputs)

@@ -24,3 +24,9 @@ def _loaded() -> Any:
 def work(task: tuple[str, str]) -> dict[str, Any]:
     """See `harvest.work`; the fields of its result, which need no torch to be read."""
     return vars(_loaded().work(task))
+
+
+def graphs(task: tuple[str, str]) -> tuple[dict[str, dict[str, Any]], str]:
+    """See `harvest.traced`."""
+    traced = _loaded().traced(task)
+    return traced.graphs, traced.error

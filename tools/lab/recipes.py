@@ -42,9 +42,12 @@ def result_of(output: Any) -> Any:
 
 
 def cast(model: nn.Module, recipe: str) -> None:
-    """Give parameters and buffers the recipe's dtype."""
+    """Give parameters and buffers the recipe's dtype, and weights of convolutions its order."""
     if recipe in ("bf16", "checkpoint", "dynamic"):
         model.bfloat16()
+    if recipe == "channels_last":
+        for weight in model.parameters():
+            _channels_last(weight)
 
 
 def step(model: nn.Module, recipe: str) -> nn.Module:
@@ -52,8 +55,6 @@ def step(model: nn.Module, recipe: str) -> nn.Module:
     model.train()
     if recipe == "checkpoint":
         checkpointed(model)
-    if recipe == "channels_last":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     autocast = recipe in ("autocast", "channels_last")
     return Step(model, autocast, torch.float32 if autocast or recipe == "fp32" else torch.bfloat16)
 
@@ -64,8 +65,15 @@ def mark(inputs: Any, recipe: str) -> None:
     for x in tree_leaves(inputs):
         if recipe == "dynamic" and isinstance(x, Tensor) and x.dim():
             torch._dynamo.maybe_mark_dynamic(x, 0)
-        if recipe == "channels_last" and isinstance(x, Tensor) and x.dim() == 4:
-            x.data = x.data.contiguous(memory_format=torch.channels_last)
+        if recipe == "channels_last" and isinstance(x, Tensor):
+            _channels_last(x)
+
+
+def _channels_last(x: Tensor) -> None:
+    """Lay images or volumes so in memory. Not by `Module.to`: it fails on volumes, and on fake tensors."""
+    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if order is not None:
+        x.data = x.data.contiguous(memory_format=order)
 
 
 def checkpointed(model: nn.Module) -> None:

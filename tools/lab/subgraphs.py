@@ -1,6 +1,6 @@
-"""Cuts a subgraph out of a post-grad graph, as an entry of the corpus.
+"""Cuts a subgraph out of a post-grad graph, as an entry of the corpus, or takes the whole graph.
 
-In: nodes of the graph, by what mixorder found. Out: `Cut`s, plain data. Changes nothing.
+In: nodes of the graph, by what mixorder found. Out: `Cut`s or dicts, plain data. Changes nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch._inductor.fx_utils import get_node_storage
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, Node
+from torch.utils._sympy.printers import PythonPrinter
 
-from lab.corpus import Input
+from lab.corpus import MARKS, VISIBLE, Input
 from mixorder.region.nodes import is_constant, is_pointwise, is_view, operands, reduction_kind
 from mixorder.region.region import Region
 from mixorder.region.walk import by_position
@@ -125,7 +128,7 @@ def cut(
     inside = set(nodes)
     reads = dict.fromkeys(a for n in nodes for a in operands(n) if a not in inside)
     number = {node: i for i, node in enumerate((*reads, *nodes))}
-    lines = [[_target(n), _argument(list(n.args), number), _argument(dict(n.kwargs), number)] for n in nodes]
+    lines = [[target(n), argument(list(n.args), number), argument(dict(n.kwargs), number)] for n in nodes]
     inputs, lines = _renamed([_input(n, inside) for n in reads], lines)
     return Cut(
         inputs,
@@ -176,26 +179,32 @@ def _extended(nodes: set[Node], results: Iterable[Node]) -> list[Node]:
     return list(dict.fromkeys(ends))
 
 
-def _target(node: Node) -> str:
+def target(node: Node) -> str:
+    """The name of what a node calls, see `corpus.target_of`. Raises `NotKept`."""
     if node.target is operator.getitem:
         return "getitem"
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target)
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{node.target.name()}"
+    module, name = (getattr(node.target, part, "") for part in ("__module__", "__name__"))
+    if module in ("_operator", "math", "torch") and callable(node.target):
+        return f"{module.strip('_')}.{name}"
     raise NotKept(f"the operator {node.target}")
 
 
-def _argument(value: Any, number: dict[Node, int]) -> Any:
+def argument(value: Any, number: dict[Node, int]) -> Any:
     """An argument as JSON: lists, plain values, and `{kind: value}` for all others."""
     if isinstance(value, Node):
         if value in number:
             return {"node": number[value]}
-        return _argument(value.meta.get("val"), number)
+        return argument(value.meta.get("val"), number)
     if isinstance(value, torch.SymInt):
         return {"$": [str(value.node.expr), _hint(value)]}
     if isinstance(value, list | tuple):
-        return [_argument(one, number) for one in value]
+        return [argument(one, number) for one in value]
     if isinstance(value, dict):
-        return {"kwargs": {name: _argument(one, number) for name, one in value.items()}}
+        return {"kwargs": {name: argument(one, number) for name, one in value.items()}}
     if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
         return {"float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
@@ -204,6 +213,8 @@ def _argument(value: Any, number: dict[Node, int]) -> Any:
         return {"torch": str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
         return {"device": value.type}
+    if isinstance(value, torch._ops.OpOverload):
+        return {"operator": str(value)}
     raise NotKept(f"an argument of type {type(value).__name__}")
 
 
@@ -284,3 +295,79 @@ def _is_left_behind(node: Node, inside: set[Node]) -> bool:
     """Whether a tensor is on the CPU and the subgraph's other tensors are not."""
     devices = {val.device.type for n in inside if isinstance(val := n.meta.get("val"), Tensor)}
     return node.meta["val"].device.type == "cpu" and "cpu" not in devices
+
+
+# Whole graphs.
+
+
+def whole(graph: Graph) -> dict[str, Any]:
+    """A graph as lists and texts. `symbols`: hint and range of each. `guards`: expressions that are true.
+    `values`: each distinct dtype, shape, stride and offset. `nodes`: target, arguments, the number of the
+    value, and of the node in whose memory it lies; of inputs, the name takes the arguments' place.
+    Raises `NotKept`."""
+    number = {node: i for i, node in enumerate(graph.nodes)}
+    owner: dict[Any, Node] = {}
+    values: dict[str, int] = {}
+    symbols: set[Any] = set()
+    nodes = []
+
+    def text(size: Any) -> int | str:
+        if isinstance(size, int):
+            return size
+        symbols.update(size.node.expr.free_symbols)
+        return int(size) if size.node.expr.is_Integer else PythonPrinter().doprint(size.node.expr)
+
+    def value(val: Any) -> Any:
+        if isinstance(val, Tensor):
+            sizes = [[*map(text, part)] for part in (val.shape, val.stride(), (val.storage_offset(),))]
+            return [str(val.dtype).removeprefix("torch."), *sizes]
+        if isinstance(val, torch.SymInt | torch.SymFloat):
+            return {"$": text(val)}
+        if isinstance(val, list | tuple):
+            return [[*map(value, val)]]
+        if isinstance(val, int | float):
+            return val
+        if val is None or isinstance(val, torch.Generator):
+            return None
+        raise NotKept(f"a value of type {type(val).__name__}")
+
+    for node in graph.nodes:
+        if node.op == "output":
+            outputs = argument(list(node.args[0]), number), node.meta.get(VISIBLE)
+            break
+        if node.op not in ("placeholder", "call_function"):
+            raise NotKept(f"a node of kind {node.op}")
+        call = [node.name] if node.op == "placeholder" else [target(node), argument(list(node.args), number)]
+        call += [argument(dict(node.kwargs), number)] if node.kwargs else []
+        stated = json.dumps(None if call[0] == "getitem" else value(node.meta.get("val")))
+        storage = get_node_storage(node)
+        own = owner.setdefault(storage, node) if storage is not None else node
+        marks = [mark for mark in MARKS if node.meta.get(mark)]
+        memory = None if own is node or call[0] == "getitem" else number[own]
+        nodes.append([call, values.setdefault(stated, len(values)), memory, *marks])
+    guards, ranges = _guards(graph, symbols)
+    return {
+        "symbols": ranges,
+        "guards": guards,
+        "values": [json.loads(one) for one in values],
+        "nodes": nodes,
+        "outputs": outputs,
+    }
+
+
+def _guards(graph: Graph, symbols: set[Any]) -> tuple[list[str], dict[str, list[int]]]:
+    """What torch has found out of the symbols: expressions that are true; the hints, and ranges."""
+    if not symbols:
+        return [], {}
+    vals = (n.meta.get("val") for n in graph.nodes)
+    shape_env = next(v.fake_mode.shape_env for v in vals if isinstance(v, FakeTensor))
+    ranges = {}
+    for symbol in sorted(symbols, key=str):
+        if symbol not in shape_env.backed_var_to_val:
+            raise NotKept("a size that depends on data")
+        found = shape_env.var_to_range[symbol]
+        most = int(found.upper) if found.upper.is_number and found.upper < 2**40 else None
+        ranges[str(symbol)] = [int(shape_env.backed_var_to_val[symbol]), int(found.lower), most]
+    known = (guard.expr for guard in shape_env.guards)
+    printed = [PythonPrinter().doprint(expr) for expr in known if expr.free_symbols <= symbols]
+    return list(dict.fromkeys(printed)), ranges
