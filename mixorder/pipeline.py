@@ -52,6 +52,7 @@ from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
 from .region.region import Region
 from .report import Dump, declined, finished, fused
+from .rewrite.launches import check_launches
 from .rewrite.rewrite import copy_parts, replace
 from .rewrite.sizes import sizes_from_inputs
 from .rewrite.spelled import Spelling, add_mask
@@ -85,6 +86,7 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
         finally:
             _or_warn(runner, spelling.end)
             _or_warn(runner, functools.partial(copy_parts, graph))
+            _or_warn(runner, functools.partial(check_launches, graph))
 
 
 def mark_joint(graph: Graph, options: Options) -> bool:

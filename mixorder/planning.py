@@ -16,8 +16,8 @@ from .ir.program import LoopProgram
 from .record import RegionRecord, describe
 from .region import legality
 from .region.key import structural_key
-from .region.layouts import is_free, is_read_as_stated
-from .region.nodes import leaves_the_graph, operands, unviewed
+from .region.layouts import is_copied_as_stated, is_free, is_read_as_stated
+from .region.nodes import operands, unviewed
 from .region.partition import (
     lighter,
     partition,
@@ -324,9 +324,9 @@ def check_layout(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Of the buffers in `across`, those that are copied if they are contiguous for the region, and those that
     Inductor would store contiguously as well for its own kernels. Raises `Decline` if most of the bytes would
-    be copied before the region, or for the graph's caller."""
+    be copied before the region, or behind it as the graph states."""
     nodes = {name: region.buffers[name] for name in across}
-    cost.check_layout(merged, [b for b, n in nodes.items() if n in region.inputs or leaves_the_graph(n)])
+    cost.check_layout(merged, [b for b, n in nodes.items() if n in region.inputs or is_copied_as_stated(n)])
     copied = tuple(b for b, n in nodes.items() if n in region.inputs or is_read_as_stated(n))
     return copied, tuple(b for b, n in nodes.items() if is_free(n))
 

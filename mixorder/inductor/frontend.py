@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshap
 from torch._inductor.virtualized import V
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from .graphs import mark_donated
+from .graphs import LAUNCHES, is_stored_freely, is_view, mark_donated, readers, takes_stated_strides
 from .tensors import FakeTensor, detect_fake_mode, is_dense
 
 __all__ = ["post_grad_passes", "with_graphs_inside"]
@@ -89,21 +90,37 @@ def with_strides(gm: GraphModule, inputs: Sequence[Any]) -> None:
         fake_tensor_prop(gm, inputs)
 
 
+Lay = Callable[[int], Sequence[int]]
+"""Gives an order of so many dims, from the largest stride to the smallest one."""
+
+lays: ContextVar[Lay | None] = ContextVar("mixorder_lays", default=None)
+"""How compiled graphs store what Inductor may store in any order; None: as they state."""
+
+
 def run_by_node(gm: GraphModule, called: Callable[[], object] = lambda: None) -> Callable[[list[Any]], Any]:
     """A callable that AOTAutograd accepts as a compiled graph. It calls `called`, then runs the graph
     node by node and frees its arguments."""
-    computed = [node for node in gm.graph.nodes if node.op == "call_function"]
+    lay = lays.get()
+    computed = [n for n in gm.graph.nodes if n.op == "call_function" and not is_view(n)]
     orders = {node: order for node in computed if (order := _order(node.meta.get("val"))) is not None}
+    if lay is not None:
+        free = [n for n in orders if is_stored_freely(n) and not any(map(_takes_strides, readers(n)))]
+        orders |= {n: lay(len(orders[n])) for n in free}
 
     def call(args: list[Any]) -> Any:
         called()
-        return _AsStated(gm, orders).boxed_run(args)
+        return _AsStored(gm, orders).boxed_run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
 
 
-def _order(val: Any) -> list[int] | None:
+def _takes_strides(node: Node) -> bool:
+    """Whether a node, other than a launch, takes what it reads in the strides that the graph states."""
+    return node.op == "output" or (takes_stated_strides(node.target) and node.target not in LAUNCHES)
+
+
+def _order(val: Any) -> Sequence[int] | None:
     """The dims of a dense tensor from the largest stride to the smallest one; None for any other value. Asks
     nothing of symbolic sizes, whose hints decide."""
     if not isinstance(val, torch.Tensor):
@@ -122,20 +139,56 @@ def _hint(n: int | torch.SymInt) -> int:
     return int(hint) if hint is not None and hint > 1 else 0
 
 
-class _AsStated(Interpreter):
-    """Results lie as the graph states: in these strides Inductor gives them to kernels. Eager operators give
-    others than those with fake tensors, such as for the product of an expanded tensor and a transposed one.
+def _laid(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A tensor, or a copy of it, whose dims lie in an order without gaps."""
+    moved = tensor.permute(order)
+    if moved.is_contiguous():
+        return tensor
+    return moved.contiguous().permute([*map(order.index, range(len(order)))])
 
-    `orders`: the `_order` of each dense result.
-    """
 
-    def __init__(self, gm: GraphModule, orders: dict[Node, list[int]]) -> None:
+class _AsStored(Interpreter):
+    """Results lie as Inductor stores them, dense ones in `orders`. Eager operators give others than those
+    with fake tensors, such as for the product of an expanded tensor and a transposed one. What loops compute
+    lies for a launch as that states. Of all else, Inductor makes a copy if it lies otherwise: AssertionError,
+    as no launch of ours asks for one."""
+
+    def __init__(self, gm: GraphModule, orders: Mapping[Node, Sequence[int]]) -> None:
         super().__init__(gm)
         self.orders = orders
+        self.copied: list[tuple[torch.Tensor, torch.Tensor]] = []  # operands of a launch, and their copies
 
     def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
-        order = self.orders.get(n)
-        if order is None or (moved := result.permute(order)).is_contiguous():
-            return result
-        return moved.contiguous().permute([*map(order.index, range(len(order)))])
+        result, order = super().run_node(n), self.orders.get(n)
+        while self.copied:
+            operand, copy = self.copied.pop()
+            if 0 not in operand.stride():
+                operand.copy_(copy)  # the launch may have written there
+        return result if order is None else _laid(result, order)
+
+    def fetch_args_kwargs_from_env(self, n: Node) -> tuple[Any, Any]:
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        if n.target in LAUNCHES and (vals := n.meta.get("eager_input_vals")) is not None:
+            nodes: Any = n.kwargs["kwargs"]
+            given, stated = kwargs["kwargs"].items(), vals[1]["kwargs"]
+            laid = {name: self._as_stated(nodes[name], value, stated[name]) for name, value in given}
+            kwargs = {**kwargs, "kwargs": laid}
+        return args, kwargs
+
+    def _as_stated(self, node: Any, value: Any, stated: Any) -> Any:
+        """A launch's operand as the launch states it. Of symbolic strides, only their order is known."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        strides, order = stated.stride(), _order(stated)
+        if all(isinstance(n, int) for n in strides):
+            dims = zip(value.shape, value.stride(), strides, strict=True)
+            if all(n == 1 or own == other for n, own, other in dims):
+                return value
+            copy = torch.empty_strided(value.shape, strides, dtype=value.dtype)
+            once = tuple(slice(0, 1 if n == 0 else None) for n in strides)
+            copy[once].copy_(value[once])
+        elif order is None or (copy := _laid(value, order)) is value:
+            return value
+        assert is_stored_freely(node), f"{node} has strides {value.stride()}, and a launch states {strides}"
+        self.copied.append((value, copy))
+        return copy

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch._inductor.config as config
 from torch._guards import TracingContext
 from torch._higher_order_ops import triton_kernel_wrap
-from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
+from torch._higher_order_ops.triton_kernel_wrap import (
+    kernel_side_table,
+    triton_kernel_wrapper_functional,
+    triton_kernel_wrapper_mutation,
+)
 from torch._inductor.fx_utils import get_node_storage
 from torch._inductor.inductor_prims import prepare_softmax_online
 from torch._library.utils import get_layout_constraint_tag
@@ -27,6 +33,9 @@ __all__ = [
     "prepare_softmax_online",
     "triton_kernel_wrapper_functional",
 ]
+
+LAUNCHES = (triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation)
+_BY_PLACE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
 
 ROUNDED = "low_precision_pointwise_barrier"
 """Metadata of a node whose operands and result Inductor rounds. `emulate_precision_casts` sets it for all."""
@@ -69,19 +78,42 @@ def has_kernel_of_its_own(node: torch.fx.Node) -> bool:
 
 def takes_stated_strides(target: object) -> bool:
     """Whether Inductor gives an operator its operands in the strides that the graph states, also where loops
-    compute them: a Triton kernel, a scaled matrix product, a custom operator that does not say otherwise."""
+    compute them: a Triton kernel, a scaled matrix product, one that looks at places in memory, a custom
+    operator that does not say otherwise."""
     if isinstance(target, OpOverload):
-        return get_layout_constraint_tag(target) != torch.Tag.flexible_layout
-    return target is triton_kernel_wrapper_functional
+        return target in _BY_PLACE or get_layout_constraint_tag(target) != torch.Tag.flexible_layout
+    return target in LAUNCHES
 
 
 def takes_any_strides(target: object) -> bool:
     """Whether an operator that is no loop computes the same from a tensor of any strides, and Inductor gives
     it those that the graph then states: a convolution, but none that looks at places in memory."""
-    by_place = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
-    return isinstance(target, OpOverload) and not (
-        target.is_view or target in by_place or takes_stated_strides(target)
-    )
+    return isinstance(target, OpOverload) and not (target.is_view or takes_stated_strides(target))
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether an operator gives a view of its operand."""
+    return isinstance(node.target, OpOverload) and node.target.is_view
+
+
+def readers(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """What uses a tensor or a view of it."""
+    for user in node.users:
+        yield from readers(user) if is_view(user) else (user,)
+
+
+def is_stored_freely(node: torch.fx.Node) -> bool:
+    """Whether Inductor computes a tensor, or what it is a view of, in loops: it stores that in the strides
+    that an operator which reads it takes as stated."""
+    from torch._inductor.lowering import fallbacks, lowerings
+
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    if node.target is operator.getitem:
+        return is_stored_freely(node.all_input_nodes[0])
+    fixed = node.target in (torch.ops.aten.cat.default, torch.ops.aten.empty_strided.default)
+    loops = node.target in lowerings and node.target not in fallbacks and not fixed
+    return loops and isinstance(node.target, OpOverload) and not has_kernel_of_its_own(node)
 
 
 DONATED = "mixorder_donated"

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from ..inductor.graphs import ROUNDED
-from .layouts import is_free, is_joined, is_read_as_stated, is_row_major
+from .layouts import is_copied_as_stated, is_free, is_joined, is_read_as_stated, is_row_major
 from .nodes import fake, is_added_up, leaves_the_graph, size_of
 from .operators import contracted
 from .region import Region
@@ -53,7 +53,7 @@ def structural_key(region: Region) -> Hashable | None:
                 (number[n], leaves_the_graph(n), is_joined(n, number), is_added_up(n)) for n in region.outputs
             ),
             tuple(
-                (number[n], is_free(n), is_read_as_stated(n))
+                (number[n], is_free(n), is_read_as_stated(n), is_copied_as_stated(n))
                 for n in (*inputs, *region.outputs)
                 if not is_row_major(n)
             ),

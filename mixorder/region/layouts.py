@@ -6,15 +6,17 @@ its loops, unless an operator that is no loop reads it: that gets the strides th
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 from torch.fx import Node
 
-from ..inductor.graphs import takes_any_strides, takes_stated_strides
-from ..inductor.tensors import tree_leaves
-from .gathers import COPIES, VIEWS, is_gather_view
-from .nodes import fake, is_pair, is_view, readers, shape_of, shows, size_of, unviewed
+from ..inductor.graphs import OpOverload, takes_any_strides, takes_stated_strides
+from ..inductor.tensors import tracing, tree_leaves
+from .gathers import COPIES, VIEWS, is_gather_view, is_split
+from .nodes import fake, is_pair, is_view, leaves_the_graph, readers, shape_of, shows, size_of, unviewed
 from .sizes import Size
 from .space_analysis import takes_operands
 
@@ -37,6 +39,13 @@ def has_stated_order(node: Node) -> bool:
     """Whether Inductor has to store a tensor in the order that the graph states: the graph's caller reads it,
     or an operator that takes the strides as stated. A matrix product does not."""
     return any(user.op == "output" or takes_stated_strides(user.target) for user in readers(node, _is_view))
+
+
+def is_copied_as_stated(node: Node) -> bool:
+    """Whether a copy in the strides that the graph states is made of a tensor that lies otherwise: for the
+    graph's caller, or for an operator that takes them as stated, such as a launch of a kernel."""
+    stated = (user for user in readers(node, _is_view) if user.op != "output")
+    return leaves_the_graph(node) or any(takes_stated_strides(user.target) for user in stated)
 
 
 def may_lie_otherwise(node: Node, strides: tuple[int, ...]) -> bool:
@@ -76,14 +85,43 @@ def readers_with(node: Node, val: torch.Tensor) -> Iterator[Node]:
             yield user
 
 
-def update_views(node: Node) -> None:
-    """Give the views of a node the strides that follow from its own."""
-    val = fake(node)
-    assert val is not None
+def follow(node: Node) -> None:
+    """Give the views of a node, and what operators other than loops compute of it, the strides that follow
+    from its own. Those of a loop's result do not: what reads it says how it is stored."""
+    for user in followers(node):
+        before, val = user.meta["val"], computed(user)
+        if _shares(user) or not all(map(lie_alike, tree_leaves(before), tree_leaves(val))):
+            user.meta["val"] = val
+            follow(user)
+
+
+def followers(node: Node) -> Iterator[Node]:
+    """The users of a node whose strides follow from its own: all but loops, and what allocates by itself."""
     for user in node.users:
-        if is_strided(user):
-            user.meta["val"] = _viewed(user, val)
-            update_views(user)
+        is_own = takes_operands(user) or not isinstance(user.target, OpOverload)
+        if _shares(user) or not (is_own or "unbacked_bindings" in user.meta):
+            yield user
+
+
+def _shares(node: Node) -> bool:
+    """Whether a node shares memory with its operand, or takes one of several results."""
+    return is_strided(node) or is_split(node) or node.target is operator.getitem
+
+
+def computed(node: Node) -> Any:
+    """What a node's operator gives of its operands' values as they are now."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    mode = next(v.fake_mode for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor))  # type: ignore[attr-defined]
+    with tracing(mode):
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def lie_alike(one: Any, other: Any) -> bool:
+    """Whether two tensors of one shape have the same strides, but for those of dims of one element."""
+    if not isinstance(one, torch.Tensor):
+        return True
+    dims = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(size_of(n) == 1 or size_of(a) == size_of(b) for n, a, b in dims)
 
 
 def is_strided(node: Node) -> bool:
@@ -130,4 +168,4 @@ def _is_loop(node: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    return shows(node) or is_gather_view(node)
+    return shows(node) or is_strided(node) or is_gather_view(node)

@@ -7,6 +7,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy import sympify
 from torch.fx import Graph, Node
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
@@ -22,7 +23,7 @@ from ..inductor.graphs import (
 )
 from ..inductor.symbols import SIZE_FUNCTIONS
 from ..inductor.tensors import empty, tracing
-from ..ir.program import NUM_SPLITS, Buffer
+from ..ir.program import NUM_SPLITS, Buffer, BufferRole
 from ..region.nodes import fake, size_of
 from ..region.placement import place_of
 from ..region.region import Region
@@ -154,6 +155,9 @@ class GraphWriter:
 
         Returns the nodes of the buffers that it writes, by name.
         """
+        for buffer, node in arguments.items():
+            if buffer.role is BufferRole.INPUT:
+                _check_operand(buffer, node)
         tensors = {buffer.pointer: node for buffer, node in arguments.items()}
         written = {buffer.pointer: buffer.name for buffer in arguments if buffer.name in source.written}
         kernel = load_kernel(source)
@@ -180,6 +184,15 @@ class GraphWriter:
     def undo(self) -> None:
         for node in reversed(self.created):
             self.graph.erase_node(node)
+
+
+def _check_operand(buffer: Buffer, node: Node) -> None:
+    """Raise ValueError if a kernel was made for another tensor than it is launched with."""
+    val = fake(node)
+    assert val is not None
+    sizes = zip((*val.shape, *val.stride()), (*buffer.shape, *buffer.stride), strict=True)
+    if val.dtype != buffer.dtype or any(sympify(size_of(n)) != expr for n, expr in sizes):
+        raise ValueError(f"{buffer} of strides {buffer.stride} is {node.name}, {val.dtype} {val.stride()}")
 
 
 def is_launched(node: Node) -> bool:

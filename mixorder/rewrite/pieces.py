@@ -78,7 +78,7 @@ def shared_pieces(node: Node) -> list[Node]:
 def pieces_read(node: Node) -> Pieces | None:
     """The pieces that a slice takes of a larger tensor, or that a pad cuts off at an end; None for any other
     node, and where the tensor is not made of pieces along that dim."""
-    whole = node.args[0] if node.target in _CUTTING else None
+    whole = node.args[0] if node.target in _CUTTING and not _has_symbols(node) else None
     dim = _dim(whole) if isinstance(whole, Node) else None
     if dim is None or dim != _dim_cut(node):
         return None
@@ -109,7 +109,7 @@ def _dim(node: Node) -> int | None:
     val = fake(node) if node.target in _PUTTING_TOGETHER else None
     if val is None or not all(isinstance(n, int) for n in val.shape):
         return None
-    if any(isinstance(n.meta.get("val"), torch.SymInt) for n in node.all_input_nodes):
+    if _has_symbols(node):
         return None
     if node.target is aten.add.Tensor:
         below = [_dim(arg) for arg in node.args if isinstance(arg, Node) and list(arg.users) == [node]]
@@ -121,6 +121,10 @@ def _dim(node: Node) -> int | None:
     if node.target is aten.constant_pad_nd.default:
         return _dim_padded(node)
     return None
+
+
+def _has_symbols(node: Node) -> bool:
+    return any(isinstance(n.meta.get("val"), torch.SymInt) for n in node.all_input_nodes)
 
 
 def _dim_padded(node: Node) -> int | None:
@@ -141,7 +145,7 @@ def _dim_cut(node: Node) -> int | None:
 def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
     val = fake(node)
     assert val is not None
-    if not all(isinstance(n, int) for n in val.shape):
+    if val.ndim <= found.dim or not all(isinstance(n, int) for n in val.shape):
         raise _Mixed
     size: int = val.shape[found.dim]
     filled = unviewed(node)
@@ -166,13 +170,14 @@ def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
         return _cut(node, found, _pieces(first, found))
     source: Any = node.args[1]
     if node.target is aten.select_scatter.default:
-        start: int = node.args[3] % size  # type: ignore[operator,assignment]
+        start: int = argument(node, 3, "index") % size
         written, end = [Piece(1, source, lifted=True)], start + 1
     else:
-        start, end = (_bound(node, i, size) for i in (3, 4))
-        if argument(node, 5, "step", 1) != 1:
+        start, end = _bounds(node, 3, size)
+        if start == end or argument(node, 5, "step", 1) != 1:
             raise _Mixed
-        written = _pieces(source, found)
+        same = fake(source).dtype == val.dtype  # type: ignore[union-attr]  # else each element is cast once
+        written = _pieces(source, found) if same else [Piece(end - start, source)]
     base = _pieces(first, found)
     return [*_range(base, 0, start), *written, *_range(base, end, size)]
 
@@ -181,7 +186,7 @@ def _cut(node: Node, found: Pieces, inner: Sequence[Piece]) -> list[Piece]:
     """The pieces of a slice or pad of a tensor with the pieces `inner`."""
     size = sum(piece.size for piece in inner)
     if node.target is aten.slice.Tensor:
-        return _range(inner, *(_bound(node, i, size, first=2) for i in (2, 3)))
+        return _range(inner, *_bounds(node, 2, size))
     pads: Any = node.args[1]
     before, behind = pads[2 * (len(shape_of(node) or ()) - 1 - found.dim) :][:2]
     value: Any = argument(node, 2, "value", 0)
@@ -193,11 +198,10 @@ def _is_like(val: torch.Tensor | None, whole: torch.Tensor) -> bool:
     return val is not None and (val.shape, val.dtype) == (whole.shape, whole.dtype)
 
 
-def _bound(node: Node, place: int, size: int, first: int = 3) -> int:
-    """The start or the end of a slice. `first`: the place of the start among the arguments."""
-    given: Any = argument(node, place, ("start", "end")[place - first], (0, size)[place - first])
-    given = (0, size)[place - first] if given is None else given
-    return min(given + size if given < 0 else given, size)
+def _bounds(node: Node, place: int, size: int) -> tuple[int, int]:
+    """The start and the end of a slice along a dim. `place`: that of the start among the arguments."""
+    start, end, _ = slice(argument(node, place, "start"), argument(node, place + 1, "end")).indices(size)
+    return start, max(start, end)
 
 
 def _range(pieces: Sequence[Piece], start: int, end: int) -> list[Piece]:

@@ -15,8 +15,8 @@ from ..codegen.source import KernelSource
 from ..inductor.tensors import is_dense, tracing
 from ..ir.program import BufferRole, LoopProgram
 from ..region.effects import between, has_effect
-from ..region.layouts import is_strided, update_views
-from ..region.nodes import fake, leaves_the_graph, shape_of, unviewed
+from ..region.layouts import follow, is_copied_as_stated, is_strided
+from ..region.nodes import fake, shape_of, unviewed
 from ..region.placement import moved
 from ..region.region import Region
 from .graph_writer import GraphWriter, is_launched
@@ -57,7 +57,7 @@ def replace(
             new = nodes[buffer.over or buffer.name]
             results.append(writer.reshaped(new, old) if buffer.over else new)
         for i, old in enumerate(region.outputs):
-            if old in region.made_contiguous and leaves_the_graph(old):
+            if old in region.made_contiguous and is_copied_as_stated(old):
                 results[i] = writer.strided(results[i], old)
             elif old in region.widened:
                 results[i] = writer.rounded(results[i], old)
@@ -69,8 +69,7 @@ def replace(
     for new, old in zip(results, region.outputs, strict=True):
         new.meta.update({k: v for k, v in old.meta.items() if k not in new.meta})
         old.replace_all_uses_with(new)
-        if old in region.laid or old in region.parts:
-            update_views(new)
+        follow(new)
     for node in reversed(region.nodes):
         if not node.users:
             graph.erase_node(node)

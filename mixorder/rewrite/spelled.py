@@ -24,8 +24,10 @@ import torch
 from torch.fx import Graph, Node
 
 from ..inductor.graphs import TWO_MASKS, mark_two_masks, triton_kernel_wrapper_functional
+from ..inductor.tensors import empty
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX, SUM
+from ..region.layouts import follow, followers, has_stated_order, lie_alike
 from ..region.nodes import (
     EXTREMA,
     Reduced,
@@ -44,6 +46,7 @@ from ..region.nodes import (
     unviewed,
 )
 from ..region.sizes import product
+from ..region.space_analysis import takes_operands
 from ..region.tile import is_within_tile
 from ..region.walk import by_position, closure, position
 from .graph_writer import is_launched
@@ -83,34 +86,45 @@ class Spelling:
         some = {n: what for n in nodes if (what := reduced(n)) and len(what.dims) < len(what.shape)}
         for node in nodes:
             if node.meta.get(TWO_MASKS) and all(n.op == "call_function" for n in operands(node)):
-                _by_value(self.one(node))
+                self.spell(_by_value, [node])
             elif (kept := _columns(node)) is not None:
-                _by_columns(self.one(node), kept)
+                self.spell(_by_columns, [node], kept)
             elif (dims := _added_first(node, some, above)) is not None:
-                _add_first(self.one(node), dims)
+                self.spell(_add_first, [node], dims)
             elif (piece := _piece(node)) is not None:
-                _by_pairs(self.one(node), *piece)
+                self.spell(_by_pairs, [node], *piece)
             elif (other := found.get(node)) and _joins(node, other[0], roots, others):
-                _unpermuted(self.one(node), *other)
+                self.spell(_unpermuted, [node], *other)
             elif (expanded := _expanded(node)) is not None:
-                _permuted_first(self.one(node), *expanded)
+                self.spell(_permuted_first, [node], *expanded)
             elif (read := pieces_read(node)) is not None:
-                _of_parts(self.one(node), read)
+                self.spell(_of_parts, [node], read)
         for node in reversed(nodes):
             if (pieces := pieces_of(node)) is not None:
-                _of_pieces(self.one(*by_position({*pieces.inside, node})), pieces)
+                self.spell(_of_pieces, by_position({*pieces.inside, node}), pieces)
             elif shared := shared_pieces(node):
-                _of_copies(self.one(node), shared)
+                self.spell(_of_copies, [node], shared)
 
-    def one(self, *nodes: Node) -> _Spelled:
-        self.found.append(found := _Spelled(self.graph, nodes))
-        return found
+    def spell(self, how: Callable[..., None], nodes: Sequence[Node], *args: Any) -> None:
+        """Spell nodes in a way. They stay as they are if the last one would be another tensor."""
+        self.found.append(one := _Spelled(self.graph, nodes))
+        try:
+            how(one, *args)
+        except _Differs:
+            self.found.remove(one)
+            for made in reversed(one.made):
+                self.graph.erase_node(made)
 
     def end(self) -> None:
         """Spell those that no region has taken as before."""
         for one in reversed(self.found):
             one.end(set(self.graph.nodes))
         self.found.clear()
+
+
+class _Differs(Exception):
+    """A spelling gives another dtype, shape or device than the node has, or strides that a reader takes as
+    the graph states them."""
 
 
 class _Spelled:
@@ -130,28 +144,48 @@ class _Spelled:
 
     def add(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         """Add a node before the last one."""
-        val = fake(self.node)
-        assert val is not None
         with self.graph.inserting_before(self.node):
             made = self.graph.call_function(target, args, kwargs)
         made.meta.update({k: v for k, v in self.node.meta.items() if k != "val"})
-        with val.fake_mode:  # type: ignore[attr-defined]
-            made.meta["val"] = target(*torch.fx.map_arg(args, lambda n: n.meta["val"]), **kwargs)
+        made.meta["val"] = self.value(target, args, kwargs)
         self.made.append(made)
         return made
 
+    def value(self, target: Any, args: Any, kwargs: Any) -> Any:
+        val = fake(self.node)
+        assert val is not None
+        with val.fake_mode:  # type: ignore[attr-defined]
+            return target(*torch.fx.map_arg(args, lambda n: n.meta["val"]), **kwargs)
+
     def respell(self, target: Any, *args: Any, **kwargs: Any) -> None:
-        """Spell the last node as a function of what was added, and the others as nothing."""
-        self.node.target, self.node.args, self.node.kwargs = target, args, kwargs
+        """Spell the last node as a function of what was added, and the others as nothing. Raises `_Differs`
+        with the nodes unchanged."""
+        node, val = self.node, self.value(target, args, kwargs)
+        before, old = (node.target, node.args, node.kwargs), node.meta["val"]
+        alike = (val.dtype, val.device) == (old.dtype, old.device) and _are_equal(val.shape, old.shape)
+        node.target, node.args, node.kwargs = target, args, kwargs
+        stated = not takes_operands(node)  # what reads a loop's result says how it is stored
+        if not alike or (stated and not lie_alike(val, old) and has_stated_order(node)):
+            node.target, node.args, node.kwargs = before
+            raise _Differs
+        if stated:
+            node.meta["val"] = val
+            follow(node)
         for one in self.nodes[:-1]:
             one.target, one.args, one.kwargs = int, (0,), {}
             del one.meta["val"]
-        self.read = {one: _read_by(one.args) for one in (*self.made, self.node)}
+        self.read = {one: _read_by(one.args) for one in (*self.made, node)}
+
+    def lay(self, made: Node, order: Sequence[int]) -> None:
+        """State for what a loop computes those strides by which its dims in some order lie as the last
+        node's."""
+        val, strides = made.meta["val"], self.node.meta["val"].stride()
+        own = [strides[order.index(d)] for d in range(len(order))]
+        made.meta["val"] = empty(val.fake_mode, val.shape, own, val.dtype, val.device)
 
     def stand_for(self, value: Node) -> None:
         """Spell the last node as a view of what was added, and the others as nothing."""
         self.respell(aten.expand.default, value, [*value.meta["val"].shape])
-        self.node.meta["val"] = value.meta["val"]
 
     def end(self, alive: set[Node]) -> None:
         """Restore the nodes, if nothing was taken of them; erase what nothing reads then. `alive`: the nodes
@@ -161,6 +195,7 @@ class _Spelled:
                 self.nodes, self.before, arguments, strict=True
             ):
                 one.target, one.args, one.kwargs, one.meta["val"] = target, args, kwargs, val
+            follow(self.node)
         todo = [*self.sources, *self.nodes[:-1], *self.made]
         while todo:
             node = todo.pop()
@@ -175,8 +210,7 @@ class _Spelled:
         operand now comes too late."""
         if not alive.issuperset(self.read) or any(map(is_launched, map(unviewed, self.node.all_input_nodes))):
             return None
-        lies, lay = ([*map(size_of, val.stride())] for val in (self.node.meta["val"], self.before[-1][-1]))
-        if lies != lay and _is_read_by_kernel(self.node):
+        if not lie_alike(self.node.meta["val"], self.before[-1][-1]) and _is_read_by_kernel(self.node):
             return None
         now = {
             a: b for one, before in self.read.items() for a, b in zip(before, _read_by(one.args), strict=True)
@@ -191,8 +225,12 @@ class _Spelled:
 
 
 def _is_read_by_kernel(node: Node) -> bool:
-    views = closure([node], lambda one: filter(is_view, one.users))
-    return any(user.target is triton_kernel_wrapper_functional for one in views for user in one.users)
+    below = closure([node], followers)
+    return any(user.target is triton_kernel_wrapper_functional for one in below for user in one.users)
+
+
+def _are_equal(shape: Sequence[Any], other: Sequence[Any]) -> bool:
+    return [*map(size_of, shape)] == [*map(size_of, other)]
 
 
 def _read_by(args: Any) -> list[Node]:
@@ -232,6 +270,8 @@ def _operand(one: _Spelled, piece: Piece, dim: int) -> Node:
         return one.add(
             aten.full.default, shape, value, dtype=whole.dtype, device=whole.device, pin_memory=False
         )
+    if fake(value).dtype != whole.dtype:  # type: ignore[union-attr]
+        value = one.add(prims.convert_element_type.default, value, whole.dtype)
     if piece.added and whole.dtype.is_floating_point:
         value = one.add(aten.add.Tensor, value, 0)
     if piece.lifted:
@@ -451,6 +491,8 @@ def _permuted_first(one: _Spelled, expanded: Node, between: Sequence[Node]) -> N
     for node in reversed(between):
         args = (value if a in (expanded, *between) else a for a in node.args)
         value = one.add(node.target, *args, **node.kwargs)
+    if between:
+        one.lay(value, range(len(sizes)))
     one.stand_for(value)
 
 
@@ -475,6 +517,7 @@ def _unpermuted(one: _Spelled, permuted: Node, between: Sequence[Node]) -> None:
             value = one.add(operator.getitem, value, one.node.args[1])
     order, shape = [sorted(left).index(d) for d in left], shape_of(value)
     assert shape is not None
+    one.lay(value, order)
     if _moves(shape, order):
         one.respell(aten.permute.default, value, order)
     else:
