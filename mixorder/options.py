@@ -29,7 +29,7 @@ class Options:
     """What the user asked of this compile."""
 
     enabled: bool = field(default=False, metadata={"env": SWITCH, "shared": SHARED, "key": "mixorder"})
-    """Fuse mix-order reductions with mixorder. Inductor's own implementation may fuse what mixorder leaves.
+    """Fuse mix-order reductions with mixorder. Inductor's own implementation is off then.
 
     If `MIXORDER` is not set, the variable of torch's own mix-order reduction decides. `MIXORDER=0` wins
     over what the code says."""

@@ -40,9 +40,8 @@ from .schedule.plan import Plan
 from .schedule.predicted import (
     Expected,
     check_saves,
-    least_saved,
-    of_launches,
-    saves,
+    too_little,
+    veto,
 )
 from .strategies import STRATEGIES, Strategy
 from .strategies.strategy import Chosen
@@ -147,7 +146,7 @@ def plans_of(region: Region, build: Build, runner: Runner) -> list[RegionPlan]:
         except Decline:
             continue
     us = {id(one): one.expected.ours_us * (ROUNDED if _reads_rounded(one, whole) else 1) for one in plans}
-    return sorted(plans, key=lambda one: (not _pays(one), us[id(one)]))
+    return sorted(plans, key=lambda one: (_why_not(one) is not None, us[id(one)]))
 
 
 # How much longer a plan may take if it reads no table that was rounded to half precision.
@@ -167,26 +166,24 @@ def _beside_all(plan: RegionPlan, whole: RegionPlan) -> RegionPlan:
     nodes = set(whole.region.nodes)
     cats = [n for n in nodes if n.target is torch.ops.aten.cat.default]
     alone = {*cats, *(unviewed(a) for n in cats for a in operands(n))} & nodes
-    if cats and (not alone <= set(plan.region.nodes) or not _pays(whole)):
+    if cats and (not alone <= set(plan.region.nodes) or whole.expected.saved_us < 0):
         return plan
     return _beside(plan, whole)
 
 
 def _beside(plan: RegionPlan, other: RegionPlan) -> RegionPlan:
     """A plan beside Inductor's kernels for another one's region."""
-    takes = dataclasses.replace(plan.expected, apart_us=other.expected.apart_us)
+    apart_us, left_us = other.expected.apart_us, other.expected.left_us
+    takes = dataclasses.replace(plan.expected, apart_us=apart_us, left_us=left_us)
     return dataclasses.replace(plan, expected=takes)
 
 
-def _pays(plan: RegionPlan) -> bool:
-    return saves(plan.expected, _least_saved(plan))
-
-
-def _least_saved(plan: RegionPlan) -> float:
-    """The share of Inductor's time that a plan has to save."""
+def _why_not(plan: RegionPlan) -> str | None:
+    """Why a plan's region is left to Inductor; None if it is fused."""
     if plan.strategy.blocked:
-        return of_launches(plan.expected)
-    return least_saved(plan.expected, plan.facts, plan.traffic, plan.device)
+        return too_little(plan.expected)
+    assert isinstance(plan.facts, RowFacts)
+    return veto(plan.expected, plan.facts, plan.traffic, plan.device)
 
 
 def _of_tile(whole: RegionPlan, build: Build, runner: Runner) -> list[RegionPlan]:
@@ -207,7 +204,8 @@ def _with_rows(larger: Region, whole: RegionPlan, build: Build, runner: Runner) 
     if isinstance(answer, Decline):
         raise answer
     left_us = outside_us(larger, whole.region, whole.device)
-    takes = dataclasses.replace(answer.expected, apart_us=whole.expected.apart_us + left_us)
+    apart_us = whole.expected.apart_us + left_us
+    takes = dataclasses.replace(answer.expected, apart_us=apart_us, left_us=apart_us)
     return dataclasses.replace(answer, expected=takes)
 
 
@@ -339,9 +337,10 @@ def with_contiguous(region: Region, buffers: Collection[str]) -> Region:
 
 
 def check_time(plan: RegionPlan, min_numel: int) -> None:
-    """Raise `Decline` where Inductor's kernels are faster: as timed or, where they are not, as predicted."""
+    """Raise `Decline` where Inductor's kernels are faster: as timed or, where they are not, as predicted;
+    there, never with a `min_numel` of 0."""
     if plan.tuning is None or plan.tuning.beside is None:
-        check_saves(plan.expected, min_numel, _least_saved(plan))
+        check_saves(plan.expected, _why_not(plan) if min_numel else None)
     elif plan.tuning.not_fused:
         ours, others = plan.tuning.beside.fused_us, plan.tuning.beside.inductor_us
         detail = f"{ours:.1f} us measured for mixorder's kernels, {others:.1f} us for Inductor's"

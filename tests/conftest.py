@@ -89,6 +89,15 @@ def runs() -> Iterator[object]:
 
 
 @pytest.fixture
+def lowered() -> Iterator[object]:
+    """What is on for each graph that Inductor lowers (recorder.py)."""
+    from recorder import lowering
+
+    with lowering() as seen:
+        yield seen
+
+
+@pytest.fixture
 def enabled_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, str]], object]]:
     """The options that a process would have that was started in some environment."""
     import dataclasses

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as config
+from torch._inductor.graph import GraphLowering
 
 import mixorder
 import mixorder.inspection.capture  # keeps the module that it finds when it is imported: not the recorder's
@@ -19,6 +20,24 @@ from mixorder.options import Options
 
 Recorder = list[tuple[torch.fx.Graph, Options, bool]]
 """Per call of the pipeline: the graph, the options, and the built-in mix-order switch."""
+
+Lowered = list[tuple[bool, bool, bool]]
+"""Per graph that Inductor lowers: whether mixorder, the built-in mix-order reduction and a pass are on."""
+
+
+@contextlib.contextmanager
+def lowering() -> Iterator[Lowered]:
+    """The graphs that are lowered."""
+    seen, original = Lowered(), GraphLowering.run
+
+    def run(self: GraphLowering, *args: Any) -> Any:
+        passes = config.post_grad_custom_post_pass
+        seen.append((config.mixorder, config.triton.mix_order_reduction, passes is not None))  # type: ignore[attr-defined]
+        return original(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GraphLowering, "run", run)
+        yield seen
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch._inductor.config as config
 from fresh_process import HANG_S
-from recorder import Recorder
+from recorder import Lowered, Recorder
 
 import mixorder
 from mixorder import pipeline
@@ -172,7 +172,7 @@ def launched(graph: torch.fx.Graph) -> list[tuple[Any, tuple[str, ...]]]:
 
 
 @pytest.mark.parametrize("round", range(3))
-def test_threads_with_and_without_the_option(runs: Recorder, round: int) -> None:
+def test_threads_with_and_without_the_option(runs: Recorder, lowered: Lowered, round: int) -> None:
     """Each compile has the options that it was given; nothing is left in the config."""
     x = torch.randn(4 + round, 4 + round)
 
@@ -184,5 +184,6 @@ def test_threads_with_and_without_the_option(runs: Recorder, round: int) -> None
     with torch.no_grad():
         at_once(*map(compile_one, (0, 1, 0, 2, 0, 3)))
     assert sorted(options.split_size for _, options, _ in runs) == [1, 2, 3]
-    assert all(builtin for _, _, builtin in runs)
+    on, off = (True, False, True), (False, True, False)
+    assert lowered.count(on) == 3 and {*lowered} == {on, off}
     assert config.post_grad_custom_post_pass is None and config.triton.mix_order_reduction

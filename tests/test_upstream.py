@@ -27,7 +27,6 @@ from mixorder.options import Options
 from mixorder.planning import planning_with
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule.device import DeviceInfo
-from mixorder.schedule.predicted import SHORT_SLACK
 
 DEFAULT = Options(enabled=True, strict=True, interpret=True)
 SIZES = {name: wound.case.shapes.training for name, wound in WOUNDS.items()}
@@ -56,7 +55,7 @@ def regions(
 def assert_worth_it(record: RegionRecord, share: float) -> None:
     """At most three launches, with `share` of the limit, and faster than Inductor by prediction."""
     takes = record.expected
-    assert takes.launches <= 3 and takes.share > share and takes.saved_us > 0
+    assert takes.launches <= 3 and takes.share > share and takes.ours_us < takes.apart_us
 
 
 def test_each_issue_of_the_page_has_a_test_without_a_gpu() -> None:
@@ -113,7 +112,7 @@ def test_196581_small_pairs_are_judged_by_time(shape: tuple[int, int]) -> None:
     (record,) = regions("196581", shape)
     assert (record.space.rows, record.space.cols) == shape
     takes = record.expected
-    assert takes.share > 0.55 and takes.saved_us > -SHORT_SLACK * takes.apart_us
+    assert takes.share > 0.55 and takes.ours_us < 1.2 * takes.apart_us
 
 
 @pytest.mark.parametrize("size", [1024, 2048, 16384])

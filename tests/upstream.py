@@ -55,21 +55,7 @@ def product(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.amax(-1), (1 + (2 * (x > 0).to(x.dtype) - 1) / 128).prod(0)
 
 
-# #178080: a weight of shape (1, dim), whose gradient keeps the dim of the rows.
-
-
-class KeptDim(nn.Module):
-    """Reconstructed."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(1, dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], eps=1e-6) * self.weight
-
-
-# No issue of upstream's: what else was found in its mix-order reduction (mixorder/inductor/mix_order.py).
+# No issue of upstream's: what else was found in its mix-order reduction.
 
 
 def large_integers(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,6 +72,23 @@ def turned(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def in_a_table(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.amax(-1), torch.cat([x.sum(0), (x * x).sum(0)])
+
+
+def kept(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.amax(-1), x.sum(0, keepdim=True)
+
+
+def kept_and_divided(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.amax(-1), x.sum(0, keepdim=True) / 3
+
+
+def in_float64(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.amax(-1), x.sum(0, dtype=torch.float64)
+
+
+def of_halves(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    joined = torch.cat([x, y], 1) + 1
+    return joined @ joined.t()[:, :3], joined.amax(-1), joined.sum(0)
 
 
 # #193061: all scales and shifts are chunks of one parameter, whose gradient is one buffer.
@@ -278,19 +281,39 @@ WOUNDS: dict[str, Wound] = {
 }
 
 
-def left(function: Callable[..., Any], *shape: int) -> Case:
-    return Case(lambda *s: function, Shapes(shape, shape, shape), none, training=False)
+def left(function: Callable[..., Any], *sizes: tuple[int, ...], tensors: int = 1) -> Case:
+    training, small = sizes
+    shapes = Shapes(training, training, small)
+    return Case(lambda *s: function, shapes, none, inputs=(None,) * tensors, training=False)
 
 
-# What mixorder may leave to Inductor's own mix-order reduction.
+def after(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    return lambda x: (function(x).amax(-1), function(x).sum(0))
+
+
+ODD, WIDE = ((40961, 129), (37, 24)), ((40961, 256), (37, 32))
+
+# What Inductor's own mix-order reduction has wrong, or does not compile. In compiles with mixorder, Inductor
+# has a kernel for rows and one for columns instead.
 LEFT: dict[str, Wound] = {
-    "195845 float32": Wound(left(masked(lambda y: y.max(dim=-1).values), 40961, 129), f32),
-    "195845 exp": Wound(left(lambda x: (x.exp().amax(-1), x.exp().sum(0)), 40961, 129), f32),
-    "195845 product": Wound(left(product, 40961, 129), f32, ratio=1e-4),
-    "178080": Wound(Case(columns(KeptDim), Shapes((32768, 768), (4099, 760), (37, 60)), none), f32),
-    "193061 table": Wound(left(in_a_table, 40961, 256), f32, {"split_reductions": False}),
-    "186241 block pointers": Wound(left(sums, 40961, 256), f32, {"triton.use_block_ptr": True}),
-    "integers": Wound(left(large_integers, 40961, 256), f32, ratio=1e-12),
-    "float64": Wound(left(sums, 40961, 256), torch.float64, ratio=1e-12),
-    "turned": Wound(left(turned, 40961, 16, 32), f32, ratio=1e-4),
+    # Rows beyond the last one are added. The first one does not compile with torch 2.11.
+    "195845 max": Wound(left(masked(lambda y: y.max(dim=-1).values), *ODD), f32),
+    "195845 exp": Wound(left(after(torch.exp), *ODD), f32),
+    "195845 product": Wound(left(product, *ODD), f32, ratio=1e-4),
+    # A result loses the dim that it keeps, and so does what is computed in its memory.
+    "178080": Wound(left(kept, *ODD), f32),
+    "178080 quotient": Wound(left(kept_and_divided, *ODD), f32),
+    # What lies in another tensor is never written.
+    "193061 table": Wound(left(in_a_table, *WIDE), f32, {"split_reductions": False}),
+    # A program reads its first tile over and over.
+    "186241 descriptors": Wound(left(sums, *WIDE), f32, DESCRIPTORS),
+    "186241 block pointers": Wound(left(sums, *WIDE), f32, {"triton.use_block_ptr": True}),
+    # Partial sums are float32.
+    "integers": Wound(left(large_integers, *WIDE), f32, ratio=1e-12),
+    "float64": Wound(left(sums, *WIDE), torch.float64, ratio=1e-12),
+    "float64 of float32": Wound(left(in_float64, *WIDE), f32, ratio=1e-12),
+    # Results come back in another order.
+    "turned": Wound(left(turned, (40961, 16, 32), (37, 6, 8)), f32, ratio=1e-4),
+    # With symbolic columns, `2 * s0 + s1` is written for `2 * (s0 + s1)`.
+    "176375 symbols": Wound(left(of_halves, (40961, 64), (37, 12), tensors=2), f32, ratio=1e-4),
 }

@@ -62,7 +62,7 @@ FX graph of forward or backward, after Inductor's own passes
    |                 it is tried again at the end if the peak is lower then
    v                 -> LoopProgram, Plan
    |  tune           on request: time similar schedules, other strategies, and Inductor's own kernels
-   |  gate           a region is left to Inductor unless it saves time, as timed or else as predicted
+   |  gate           a region is left to Inductor if it takes longer, as timed or else as expected of its kind
    |  in_place       dx takes the memory of a dy that nothing reads afterwards
    v                 -> LoopProgram, Plan
    |  codegen        main kernel and finalisation

@@ -18,6 +18,9 @@ from . import versions
 
 __all__ = ["cache_dir", "fresh_cache", "inductor_config", "triton_cache_dir"]
 
+# Inductor's own mix-order reduction, which is wrong in some cases (docs/lab/robustness.md), is off for what
+# mixorder leaves alone. Torch reads the setting where it lowers and schedules a graph.
+NO_MIX_ORDER = {"triton.mix_order_reduction": False}
 TUNING_OFF = {"max_autotune": False, "max_autotune_pointwise": False, "coordinate_descent_tuning": False}
 
 
@@ -43,8 +46,8 @@ def tunes() -> bool:
 
 
 def fuses_both_orders(rows: int, cols: int) -> bool:
-    """Whether Inductor's own mix-order reduction is on, and takes rows so long. Before torch 2.15, there have
-    to be two for each column."""
+    """Whether Inductor alone would use its own mix-order reduction for rows so long. Before torch 2.15, there
+    have to be two for each column."""
     on = inductor_config.triton.mix_order_reduction and not inductor_config.cpp_wrapper
     return bool(on) and (rows >= 2 * cols or versions.mixes_wide_rows())
 

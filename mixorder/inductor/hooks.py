@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -27,14 +28,12 @@ from . import (
     graphs,
     joined,
     launch_options,
-    mix_order,
     mutation_cache,
-    stock,
     tiling,
     versions,
     viewed,
 )
-from .config import without_autograd_cache
+from .config import NO_MIX_ORDER, without_autograd_cache
 from .fallback import Untouched
 from .wrapping import wrap
 
@@ -78,15 +77,18 @@ class Plugin:
 
 
 class MixOrderPass(CustomGraphPass):
-    """The post-grad pass: calls the plugin on the graph. `fused`: the records of the regions fused so far."""
+    """The post-grad pass: calls the plugin on the graph, under the settings that the user gave. `fused`: the
+    records of the regions fused so far."""
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin = plugin
         self.fused: list[Any] = []
+        self.given = {name: attrgetter(name)(config) for name in NO_MIX_ORDER}
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         settings: Settings = self.plugin.settings()
-        fused = self.plugin.run(graph, settings)
+        with config.patch(self.given):
+            fused = self.plugin.run(graph, settings)
         self.fused += fused
         if fused and settings.interpret and not _runs_kernels(graph):
             raise RuntimeError(_HOW_TO_INTERPRET)
@@ -162,9 +164,8 @@ def _lowered(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile one graph with mixorder's pass after the user's. Inductor's own mix-order reduction stays as
-    the user has it, for what the pass leaves alone, and is kept right. If Inductor cannot compile the
-    rewritten graph, compile the original one."""
+    """Compile one graph with mixorder's pass after the user's, without Inductor's own mix-order reduction. If
+    Inductor cannot compile the rewritten graph, compile the original one."""
 
     def codegen_and_compile(self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         settings: Settings = plugin.settings()
@@ -173,16 +174,15 @@ def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[...
         _wrap_inductor(plugin)
         ours, untouched = MixOrderPass(plugin), Untouched(gm)
         passes = versions.append_graph_pass(config.post_grad_custom_post_pass, ours)
-        patches = {"post_grad_custom_post_pass": passes}
         try:
-            with stock.replaced(patches), mix_order.kept_right(settings.strict):
+            with config.patch({"post_grad_custom_post_pass": passes, **NO_MIX_ORDER}):
                 return original(self, gm, *args, **kwargs)
         except Exception as error:
             if settings.strict or not ours.fused:
                 raise
             untouched.restore()
             plugin.given_back(ours.fused, error)
-        with mix_order.kept_right(settings.strict):
+        with config.patch(NO_MIX_ORDER):
             return original(self, gm, *args, **kwargs)
 
     return codegen_and_compile

@@ -1,4 +1,4 @@
-"""Compile a graph by Inductor without mixorder, in a pass of another compile, with the user's settings.
+"""Compile a graph by Inductor alone, in a pass of another compile, with the user's settings.
 
 The other compile's modes, guards and handlers belong to its thread: the caller needs a thread of its own.
 Inductor's cache of graphs is off: the process has one list of kernels to store with a graph, and the other
@@ -7,10 +7,7 @@ compile is filling it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from operator import attrgetter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +15,12 @@ import torch._inductor.config as config
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from . import mix_order
+from .config import NO_MIX_ORDER
 from .tensors import FakeTensorMode
 
 OFF: dict[str, Any] = {
     "mixorder": False,
+    **NO_MIX_ORDER,
     # The graph has been through the user's passes.
     "post_grad_custom_pre_pass": None,
     "post_grad_custom_post_pass": None,
@@ -34,25 +32,12 @@ OFF: dict[str, Any] = {
     "triton.cudagraphs": False,
     "cpp_wrapper": False,
 }
-"""Settings that are off while a graph is compiled as shipped."""
-
-_replaced: ContextVar[Mapping[str, Any] | None] = ContextVar("mixorder_replaced", default=None)
-
-
-@contextlib.contextmanager
-def replaced(patches: Mapping[str, Any]) -> Iterator[None]:
-    """Inductor's settings with these values. `compile_as_shipped` compiles with those before."""
-    token = _replaced.set({name: attrgetter(name)(config) for name in patches})
-    try:
-        with config.patch(dict(patches)):
-            yield
-    finally:
-        _replaced.reset(token)
+"""Settings that are off while Inductor compiles a graph by itself."""
 
 
 def settings() -> list[tuple[str, str]]:
     """The plain settings that decide what Inductor makes of a graph, in order of their names."""
-    with config.patch(_as_shipped()):
+    with config.patch(_off()):
         values = config.save_config_portable()
     plain = (bool, int, float, str, type(None), list, tuple, dict)
     return sorted(
@@ -79,15 +64,11 @@ def compile_as_shipped(
         fakes = [
             torch.empty_strided(shape, stride, dtype=dtype, device=device) for dtype, shape, stride in inputs
         ]
-    with config.patch(_as_shipped()), torch.no_grad(), mix_order.kept_right(strict=False):
+    with config.patch(_off()), torch.no_grad():
         compiled: Any = compile_fx_inner(module, fakes)
     return lambda tensors: compiled(list(tensors))  # it empties its list
 
 
-def _as_shipped() -> dict[str, Any]:
-    return {**(_replaced.get() or {}), **{name: off for name, off in OFF.items() if _is_there(name)}}
-
-
-def _is_there(name: str) -> bool:
-    """Whether this torch has a setting, and mixorder's are registered."""
-    return name in config._config
+def _off() -> dict[str, Any]:
+    """Those of the settings that this torch has; mixorder's are not there before they are registered."""
+    return {name: off for name, off in OFF.items() if name in config._config}

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import sympy
     import torch.fx
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -116,36 +115,6 @@ def promises_bits(config: ModuleType) -> str:
         if value not in (None, default):
             return f"{path}={value!r}"
     return ""
-
-
-def misprints(cols: sympy.Expr, rows: sympy.Expr) -> bool:
-    """Whether Inductor's own mix-order reduction writes sizes into its code so that they mean something else,
-    or nothing. Sums in parentheses: 2.13, not 2.11."""
-    import sympy
-
-    sums = any(size.has(sympy.Add) for size in (cols, rows)) and not _in_mix_order("({nsplit}) * ({rnumel})")
-    return sums or bool(cols.atoms(sympy.Function))
-
-
-def keeps_shape() -> bool:
-    """Whether Inductor's own mix-order reduction gives its results their shapes: 2.13, not 2.11."""
-    return _in_mix_order(".view({final_shape_str})")
-
-
-@functools.cache
-def _in_mix_order(text: str) -> bool:
-    from torch._inductor.codegen.simd import SIMDScheduling
-
-    return text in inspect.getsource(SIMDScheduling._codegen_mix_order_reduction)
-
-
-@functools.cache
-def advances_descriptors() -> bool:
-    """Whether Inductor's own mix-order reduction moves its tensor descriptors from tile to tile: 2.14, not
-    2.13."""
-    from torch._inductor.codegen.triton import TritonKernel
-
-    return "xoffset += XBLOCK" in inspect.getsource(TritonKernel.codegen_body)
 
 
 @functools.cache

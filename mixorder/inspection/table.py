@@ -134,7 +134,7 @@ def step_of(report: Findings) -> str:
         said = "as long as without mixorder."
     else:
         time = f"{size / 1e3:.3f} ms" if size >= 10 else f"{size:.1f} us"
-        less = "less." if saved_us > 0 else "more: mixorder_min_numel is 0, so all regions are fused."
+        less = "less." if saved_us > 0 else "more."
         said = f"{time} {less}"
     return f"Predicted: a step takes {said} With --time, explain times it on a GPU."
 

@@ -70,16 +70,17 @@ def microseconds(kernels: Sequence[Kernel], device: DeviceInfo, times: Times) ->
     return times.start_us + launches + sum(kernel.us(device, times) for kernel in kernels)
 
 
-def kernels_of(program: LoopProgram, device: DeviceInfo) -> list[Kernel]:
+def kernels_of(program: LoopProgram, device: DeviceInfo, mixed: bool = True) -> list[Kernel]:
     """The kernels, in the order of the nests; each nest reads its inputs or, if that is less, values that an
-    earlier nest has stored."""
+    earlier nest has stored. Without `mixed`, no kernel has both nests: compiles with mixorder keep Inductor
+    from that."""
     nests, stored, found = list(program.nests), dict[str, str](), list[Kernel]()
     if len(nests) == 2:
         is_pair = any(isinstance(s, Reduce) for s in nests[0].statements)
         own, others = _by_dependence(program, nests[1])
         together = others if is_pair else own
         nests = [nest for nest in (nests[0], own, others) if nest is not None]
-        if is_pair and own is not None and _is_mixed(program):
+        if mixed and is_pair and own is not None and _is_mixed(program):
             found.append(_mixed(program, (nests[0], own)))
             stored.update(_stores(nests[0]))
             nests = nests[2:]

@@ -16,29 +16,18 @@ from .cost import Traffic
 from .device import H200, DeviceInfo
 from .facts import Facts, RowFacts
 from .fused import fused_kernels
-from .kernel_time import TIMES, Times
+from .kernel_time import TIMES, Kind, Times
 from .plan import Plan
 
 # H200, torch 2.11, 2026-11-20: the limit's time against its bytes, by least squares over the 42 norms of
 # tools/data/h200.json whose rows start at boundaries (mean error 1%, largest 4%).
 LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
-# Of Inductor's time, at least, that fusing has to save where it spares no launches (docs/lab/tuning.md).
+# Of Inductor's time, at least, that fusing has to save (docs/lab/tuning.md).
 LEAST_SAVED = 0.04
-# The same where the prediction is off by more. Narrow loads of sums over few rows, which one program adds up:
-# H100, 51 subgraphs fused for less: 3 of 33 sums over more rows took longer than Inductor's kernels, and 28
-# up to 60% less; 64 rows of 3,145,728 columns took 5,404 us, by Inductor 2,216, and 3 of 10 at each index 5
-# us more, 5 less. And copies, where no launches are spared: of sums, as Inductor adds up a copy itself (H200
-# and H100, 20 of them: 15 were slower, by 9 to 34%, and none was faster by more than 1.4 us; with a reduction
-# along rows, 327 -> 149 us and 183 -> 153), and of what is joined behind the kernels (H100, two RMSNorms of
-# parts of 16384x4096: 168 us in Inductor's kernels, 213 fused). And what Inductor has in one kernel (H200, a
-# learned temperature of a softmax, 16384x2048, predicted 82 -> 71 us in bf16, 157 -> 130 in fp32: 70 -> 72,
-# 127 -> 132).
-UNSURE_SAVED = 0.3
-# Microseconds of kernels that mostly wait, and how much longer those of a reduction along rows with one over
-# rows may be by prediction. Both ways launch two kernels, and a kernel of so few programs takes as long
-# whatever it computes. H200 and H100, 64 rows, 25 norms whose predictions are up to 18% longer than
-# Inductor's: 23 take less time, and two 1% more.
-SHORT_US, SHORT_SLACK = 10.0, 0.2
+# Of Inductor's time, at most, that a pair of reductions may take longer by prediction. H200, the 11 pairs of
+# 985 duels that were predicted to take longer, but for those of `veto`: ten, by 2 to 31%, took up to 36% less
+# and at most 0.1 us more; norms of tensors in both orders (SAM, 262144x768), by 114%, 2173 us, not 1248.
+LONGER = 0.5
 # Of `mixorder_min_numel`, for what is no pair. H200: all 38 pairs of 4,352 to 49,152 elements took as long as
 # Inductor's kernels or less, but one (6.7 us, 6.4); casts by blocks of 16,384 took 9.2 to 10.8 us, Inductor's
 # kernels 6.8 to 8.6, and a sum alone of 24,576 took 6.4 and 5.0.
@@ -49,6 +38,7 @@ UNPAIRED = 16
 class Expected:
     """Microseconds of the limit, of the fused kernels, and of Inductor's for the same nodes; launches.
 
+    `left_us`: of Inductor's where the region is left to it, without its own mix-order reduction.
     `idle_us`: of the fused kernels if they computed nothing. `outside_us`: of Inductor's loops that write
     what the fused kernels read, where Inductor's kernels for the same nodes would not store it.
 
@@ -58,6 +48,7 @@ class Expected:
     limit_us: float
     fused_us: float
     apart_us: float
+    left_us: float
     idle_us: float
     launches: int
     launches_apart: int
@@ -71,8 +62,8 @@ class Expected:
 
     @property
     def saved_us(self) -> float:
-        """What fusing saves."""
-        return self.apart_us - self.ours_us
+        """What fusing saves of the time that is taken where the region is left to Inductor."""
+        return self.left_us - self.ours_us
 
     @property
     def share(self) -> float:
@@ -93,7 +84,12 @@ def expected(
     fused = fused_kernels(loops, plan, facts, moved)
     idle = dataclasses.replace(fused, main=dataclasses.replace(fused.main, work=fused.main.work.idle()))
     ours_us = fused.us(device, times), idle.us(device, times)
-    return beside(baseline.kernels_of(lowered, device), ours_us, fused.launches, moved, device, times)
+    alone = baseline.kernels_of(lowered, device)
+    takes = beside(alone, ours_us, fused.launches, moved, device, times)
+    if all(kernel.kind is not Kind.MIXED for kernel in alone):
+        return takes
+    left = baseline.kernels_of(lowered, device, mixed=False)
+    return dataclasses.replace(takes, left_us=baseline.microseconds(left, device, times))
 
 
 def beside(
@@ -106,10 +102,12 @@ def beside(
 ) -> Expected:
     """The prediction for kernels that take so long, and without computing, beside Inductor's."""
     fused_us, idle_us = ours_us
+    apart_us = baseline.microseconds(others, device, times)
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,
         fused_us,
-        baseline.microseconds(others, device, times),
+        apart_us,
+        apart_us,
         idle_us,
         launches,
         sum(kernel.launches for kernel in others),
@@ -125,37 +123,46 @@ def check_size(facts: Facts, min_numel: int, is_pair: bool) -> None:
         raise Decline(DeclineReason.TOO_SMALL, f"reductions of {facts.numel} elements, fewer than {least}")
 
 
-def least_saved(expected: Expected, facts: Facts, moved: Traffic, device: DeviceInfo) -> float:
-    """The share of Inductor's time, at least, that fusing has to save; below 0, what it may cost."""
-    if expected.ours_us < SHORT_US and facts.levels and facts.batch == 1 and facts.rows <= device.num_sm:
-        return -SHORT_SLACK
-    few = not facts.levels and facts.rows <= device.num_sm
-    narrow = isinstance(facts, RowFacts) and facts.loads.narrow and (facts.common or few)
-    copies = moved.joined or (moved.copied and not facts.levels)
-    single = expected.launches_apart == 1 < expected.launches  # that reads each tensor once, too
-    if narrow or single or (copies and expected.launches >= expected.launches_apart):
-        return UNSURE_SAVED
-    return LEAST_SAVED if not facts.levels else of_launches(expected)
+def too_little(expected: Expected) -> str | None:
+    """Why tiles and sums over slabs are left to Inductor; None if they are fused."""
+    spared = expected.launches < expected.launches_apart
+    return _less(expected, 0.0 if spared else LEAST_SAVED)
 
 
-def of_launches(expected: Expected) -> float:
-    """The same where nothing is known but the kernels: nothing if fusing spares launches."""
-    return 0.0 if expected.launches < expected.launches_apart else LEAST_SAVED
+def veto(expected: Expected, facts: RowFacts, moved: Traffic, device: DeviceInfo) -> str | None:
+    """Why reductions over rows are left to Inductor; None if they are fused. Pairs of reductions are, unless
+    they were measured to take longer, whatever is predicted; sums alone have to save time by prediction."""
+    launches, apart = expected.launches, expected.launches_apart
+    # H200: 15 of 17 sums took up to 30% longer. H100, two RMSNorms of parts of 16384x4096, whose results are
+    # joined behind the kernels: 168 us by Inductor, 213.
+    if launches >= apart and (moved.joined or (moved.copied and not facts.levels)):
+        return ": tensors are copied, and no launch is spared"
+    # H200, 64 rows, 240 in the batch, 49 common: 21 to 24 us by Inductor, 43 to 44 (four graphs; two others
+    # took as long, and 6% less). 64x3145728, which one program adds up: 1781, 4540 (H100: 2146, 5672).
+    if facts.loads.narrow and (facts.common if facts.levels else facts.rows <= device.num_sm):
+        return ": loads are narrow, along a common axis or of few rows"
+    # H200, a learned temperature of a softmax, 16384x2048: 70 us by Inductor, 72 in bf16; 127, 132 in fp32.
+    if apart == 1 < launches:
+        return ": Inductor has one kernel for all of it"
+    # H200, 64 rows, 16 in the batch, 16 columns: 6.8 to 7.0 us by Inductor, 7.7 to 7.9 in a launch more.
+    longer = LONGER if launches <= apart else 0.0
+    return _less(expected, -longer if facts.levels else LEAST_SAVED)
 
 
-def saves(expected: Expected, least: float) -> bool:
-    """Whether fusing is predicted to save such a share of Inductor's time."""
-    return expected.saved_us >= least * expected.apart_us
+def _less(expected: Expected, least: float) -> str | None:
+    """Why a region is left to Inductor that has to save such a share of Inductor's time; None if it does."""
+    if expected.saved_us >= least * expected.left_us:
+        return None
+    return f", at least {least:.0%} less is asked for" if expected.saved_us > 0 else ""
 
 
-def check_saves(expected: Expected, min_numel: int, least: float) -> None:
-    """Raise `Decline` where the prediction says that fusing does not pay; never with a `min_numel` of 0."""
-    if min_numel and not saves(expected, least):
-        also = f", at least {least:.0%} less is asked for" if expected.saved_us > 0 else ""
-        raise Decline(DeclineReason.SLOWER, _both_times(expected) + also)
+def check_saves(expected: Expected, why_not: str | None) -> None:
+    """Raise `Decline` where there is a reason to leave a region to Inductor."""
+    if why_not is not None:
+        raise Decline(DeclineReason.SLOWER, _both_times(expected) + why_not)
 
 
 def _both_times(expected: Expected) -> str:
-    ours, others = f"{expected.ours_us:.1f}", f"{expected.apart_us:.1f}"
+    ours, others = f"{expected.ours_us:.1f}", f"{expected.left_us:.1f}"
     also = " and what they need to be written" if expected.outside_us else ""
     return f"{ours} us predicted for mixorder's kernels{also}, {others} us for Inductor's"

@@ -69,7 +69,7 @@ OPTIONS = {"default": {}, "left alone": {"mixorder_min_numel": 2**62}}
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", [*WRONG, *LEFT])
 def test_numbers_whoever_fuses(name: str, options: str, record_property: Record) -> None:
-    """At the issue's shape, also where mixorder leaves all to Inductor's own mix-order reduction."""
+    """At the issue's shape, also where mixorder leaves all to Inductor."""
     wound = (WRONG | LEFT)[name]
     example = Example(wound.case, wound.case.shapes.training, wound.dtype, "cuda")
     exact = example.exact(lambda function: function)

@@ -25,11 +25,12 @@ OPTIONS = {"mixorder": True, "mixorder_interpret": True, "mixorder_min_numel": 0
 @pytest.fixture
 def fails(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Inductor fails on graphs with our kernels. Gives whether each graph that it was handed had one."""
-    original, seen = GraphLowering.run, []
+    original, seen = GraphLowering.run, list[bool]()
     monkeypatch.setattr(install, "_runs_kernels", lambda graph: True)
 
     def run(self: GraphLowering, *args: Any) -> Any:
         seen.append(any("triton_kernel_wrapper" in str(n.target) for n in self.module.graph.nodes))
+        assert not config.triton.mix_order_reduction
         if seen[-1]:
             raise TypeError("list indices must be integers")
         return original(self, *args)

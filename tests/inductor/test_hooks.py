@@ -17,7 +17,7 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as config
 from fresh_process import HANG_S, python, python_after
 from grids import crossed
-from recorder import Recorder
+from recorder import Lowered, Recorder
 from torch._dynamo.utils import counters
 from torch._inductor import compile_fx, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -48,8 +48,22 @@ def train_step(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
 def test_option_holds_for_forward_and_backward(runs: Recorder) -> None:
     train_step(compiled(mixorder=True, mixorder_split_size=4))
     assert [options for _, options, _ in runs] == [Options(enabled=True, split_size=4)] * 2
-    assert [builtin for _, _, builtin in runs] == [True, True]  # for what is left alone
     assert config.triton.mix_order_reduction and config.post_grad_custom_post_pass is None
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_inductor_s_own_reduction_is_off_for_what_is_left_alone(
+    runs: Recorder, lowered: Lowered, asked: bool
+) -> None:
+    """Whatever the user asks of it. What Inductor would do alone, and so what is gained, is predicted by
+    that."""
+    train_step(compiled(**{"mixorder": True, "triton.mix_order_reduction": asked}))
+    assert lowered == [(True, False, True)] * 2
+    assert [own for *_, own in runs] == [asked] * 2
+    lowered.clear()
+    torch._dynamo.reset()
+    train_step(compiled(**{"triton.mix_order_reduction": asked}))
+    assert lowered == [(False, asked, False)] * 2
 
 
 @pytest.mark.parametrize("options", [{}, {"mixorder": False}])
@@ -288,7 +302,7 @@ def compile_again(**options: Any) -> None:
 
 
 @pytest.mark.parametrize("aot_cache", [False, True])
-def test_caches_hit_and_miss(runs: Recorder, aot_cache: bool) -> None:
+def test_caches_hit_and_miss(runs: Recorder, lowered: Lowered, aot_cache: bool) -> None:
     group, counter = (
         ("aot_autograd", "autograd_cache_hit") if aot_cache else ("inductor", "fxgraph_cache_hit")
     )
@@ -308,6 +322,11 @@ def test_caches_hit_and_miss(runs: Recorder, aot_cache: bool) -> None:
         with config.patch(SOURCE_HASH_KEY, "another source"):
             compile_again()
         assert len(runs) == 6, "another source, another key"
+        lowered.clear()
+        for on in (False, True):
+            torch._dynamo.reset()
+            train_step(compiled(mixorder=on))
+        assert lowered == [(False, True, False)] * 2, "with mixorder, graphs are found; not without"
 
 
 def kept(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

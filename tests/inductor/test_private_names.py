@@ -71,17 +71,10 @@ def wrapped(positional: int, *names: str) -> Takes:
 
 
 ANYTHING = object
-LACKING = (
-    "torch._inductor.virtualized.V.graph.graph_outputs",  # it is there once a graph is lowered
-    "torch._inductor.virtualized.V.graph.never_reuse_buffers.add",
-)
-"""What some of the versions lack that are supported; `versions.py` asks for it."""
 
 # What the folder hands on, or calls through another name.
 HANDED_ON: dict[str, Rely] = {
     "torch.amp.autocast_mode._enter_autocast": called(0),
-    "torch._inductor.codegen.simd.SIMDScheduling._codegen_mix_order_reduction": called(3),
-    "torch._inductor.codegen.triton.TritonKernel.codegen_body": called(1),
     "torch._inductor.compile_fx._recursive_post_grad_passes": called(1, "is_inference"),
     "torch._inductor.fx_passes.post_grad.post_grad_passes": called(1, "is_inference"),
     "torch._inductor.ir.Pointwise": called(0, "device", "dtype", "inner_fn", "ranges"),
@@ -112,10 +105,6 @@ REACHED: dict[str, Rely] = {
     "torch._higher_order_ops.triton_kernel_wrap.identify_accessed_tensors": Perhaps(called(3)),
     "torch._higher_order_ops.triton_kernel_wrap.identify_mutated_tensors": Perhaps(called(3)),
     "torch._inductor.codegen.triton.TritonOverrides.to_dtype": called(2, "src_dtype", "use_compute_types"),
-    "torch._inductor.codegen.triton.TritonKernel.dense_size_list": called(1),
-    "torch._inductor.codegen.triton.TritonKernel.partial_accumulate": wrapped(
-        1, "name", "reduction_type", "val"
-    ),
     "torch._inductor.codegen.wrapper.PythonWrapperCodegen.define_kernel": wrapped(
         1, "kernel_name", "kernel_body"
     ),
@@ -132,15 +121,8 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.custom_graph_pass.get_custom_graph_passes": Perhaps(called(1)),
     "torch._inductor.graph.GraphLowering.set_current_device": called(2),
     "torch._inductor.graph.GraphLowering.run_node": wrapped(2),
-    "torch._inductor.codegen.common.CSE.generate": called(3, "dtype", "shape"),
-    "torch._inductor.ir.ComputedBuffer._split_size": ANYTHING,
-    "torch._inductor.ir.ComputedBuffer.get_default_sizes_body.clear_cache": called(1),
-    "torch._inductor.ir.ComputedBuffer.get_reduction_type": called(1),
-    "torch._inductor.ir.ComputedBuffer.simplify_and_reorder": called(1),
-    "torch._inductor.ir.ComputedBuffer.with_original_inner_fn": called(1),
     "torch._inductor.ir.ConcatKernel.can_realize_into_without_copy": wrapped(1, "dst"),
     "torch._inductor.ir.ConcatKernel.realize_into": wrapped(2),
-    "torch._inductor.ir.Layout.is_contiguous": called(1),
     "torch._inductor.ir.TensorBox.get_device": called(1),
     "torch._inductor.ir.TensorBox.get_dtype": called(1),
     "torch._inductor.ir.TensorBox.get_size": called(1),
@@ -154,10 +136,6 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner._make_launchers": Perhaps(called(1)),
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner._precompile_config": Perhaps(called(2)),
     "torch._inductor.dependencies.ReadWrites.rename": called(2),
-    "torch._inductor.scheduler.FusedMixOrderReductions.sub_node_can_fuse": wrapped(1, "node1", "node2"),
-    "torch._inductor.scheduler.MixOrderReduction.can_fuse": wrapped(0, "node1", "node2"),
-    "torch._inductor.scheduler.BaseSchedulerNode.get_operation_names": called(1),
-    "torch._inductor.scheduler.BaseSchedulerNode.is_extern": called(1),
     "torch._inductor.scheduler.BaseSchedulerNode.is_template": called(1),
     "torch._inductor.tiling_utils.extract_normalized_read_writes": wrapped(0, "node"),
     "torch.fx.Node._rename": called(2),
@@ -231,7 +209,7 @@ def holds(path: str, rely: Rely) -> bool:
     "table", [dict.fromkeys(NAMES, ANYTHING), HANDED_ON, REACHED], ids=["used", "handed on", "reached"]
 )
 def test_torch_has_what_is_used(table: dict[str, Rely]) -> None:
-    assert [path for path, rely in table.items() if not (holds(path, rely) or path in LACKING)] == []
+    assert [path for path, rely in table.items() if not holds(path, rely)] == []
 
 
 @pytest.mark.usefixtures("graph")
@@ -240,7 +218,7 @@ def test_functions_take_what_they_are_given() -> None:
     given = (one for name, tree in TREES.items() if name != "versions.py" for one in calls(tree))
     found = [(path, called(*how)) for path, how in given if is_private(path)]
     assert len(found) > 50
-    assert [one for one in found if not (holds(*one) or one[0] in LACKING)] == []
+    assert [one for one in found if not holds(*one)] == []
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from graphs import find
+from recorder import Lowered
 from torch import nn
-from torch._inductor import compile_fx, config
+from torch._inductor import config
 from torch.fx import Graph
 
 from mixorder import pipeline
@@ -17,21 +18,6 @@ from mixorder.inductor import stock
 from mixorder.inductor.config import without_autograd_cache
 from mixorder.rewrite.alone import alone
 from mixorder.tune.measure import in_own_thread
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[bool, Any, Any]]]:
-    """What each compile of a graph has of mixorder's option, torch's own, and the user's passes."""
-    found = []
-    original = compile_fx._InProcessFxCompile.codegen_and_compile
-
-    def codegen_and_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own, passes = config.triton.mix_order_reduction, config.post_grad_custom_post_pass
-        found.append((config.mixorder, own, passes))  # type: ignore[attr-defined]
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(compile_fx._InProcessFxCompile, "codegen_and_compile", codegen_and_compile)
-    yield found
 
 
 def compile_regions(graph: Graph, errors: list[float]) -> None:
@@ -70,7 +56,7 @@ def gradients(function: Callable[..., Any], model: nn.Module, x: torch.Tensor) -
 
 
 def test_in_the_pass_of_a_forward_and_of_a_backward(
-    monkeypatch: pytest.MonkeyPatch, seen: list[tuple[bool, Any, Any]]
+    monkeypatch: pytest.MonkeyPatch, lowered: Lowered
 ) -> None:
     errors: list[float] = []
 
@@ -87,16 +73,15 @@ def test_in_the_pass_of_a_forward_and_of_a_backward(
     for mine, theirs in zip(got, gradients(model, model, x), strict=True):
         torch.testing.assert_close(mine, theirs)
     assert errors and max(errors) < 1e-9
-    by_itself = (False, config.triton.mix_order_reduction, None)
-    forward, first, backward, *others = seen
-    assert forward[0] and backward[0] and [first, *others] == [by_itself] * (1 + len(others)) and others
+    assert config.triton.mix_order_reduction
+    first, forward, *others, backward = lowered
+    assert [first, *others] == [(False, False, False)] * (1 + len(others)) and others
+    assert [forward, backward] == [(True, False, True)] * 2
 
 
 def test_settings_are_those_without_mixorder() -> None:
     before = stock.settings()
-    with stock.replaced({"triton.mix_order_reduction": False, "reorder_for_peak_memory": False}):
-        assert stock.settings() == before
-        with config.patch({"triton.unique_kernel_names": not config.triton.unique_kernel_names}):
-            assert stock.settings() != before
+    with config.patch({"triton.unique_kernel_names": not config.triton.unique_kernel_names}):
+        assert stock.settings() != before
     with config.patch(post_grad_custom_post_pass=print, mixorder_min_numel=7):
         assert stock.settings() == before

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, layer_norm_backward, merged, only, pair, traced
+from graphs import bf16, f32, fused, layer_norm_backward, merged, only, pair, traced
 from torch.fx import Graph
 
 from mixorder.inductor import config, versions
@@ -54,8 +54,6 @@ LARGE = (32768, 1024)
 
 
 def test_sums_that_are_not_float32_are_not_mixed() -> None:
-    """`inductor/mix_order.py` keeps Inductor from it."""
-
     def function(x: Any) -> Any:
         return x.sum(-1), x.sum(0)
 
@@ -108,6 +106,15 @@ def test_nothing_is_mixed_where_the_user_has_it_off(option: dict[str, bool]) -> 
     assert kinds(graph) == [("mixed", 2)]
     with config.patched(option):
         assert kinds(graph) == [("rows", 1), ("columns", 2)]
+
+
+def test_what_is_left_to_inductor_is_not_mixed() -> None:
+    """What is told is beside Inductor as shipped; what is fused is decided beside what is left otherwise."""
+    mixed, plain = (
+        fused(traced(pair, (shape, f32), (shape, f32))).expected for shape in (LARGE, (512, 1024))
+    )
+    assert mixed.fused_us < mixed.apart_us < mixed.left_us
+    assert plain.apart_us == plain.left_us
 
 
 def test_a_quotient_by_a_row_s_value_takes_few_instructions() -> None:
