@@ -122,7 +122,8 @@ def test_a_whole_graph_keeps_symbols_memory_and_guards() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows = x.view(-1, 4, x.shape[1])  # whose number is `n // 4`, which a guard says has no remainder
         y, _ = torch.ops.aten.native_dropout(rows * w, 0.5, True)
-        return y, rows.sum(1), torch.mm(x, x.t())
+        first, second = torch.ops.aten.split.Tensor(rows, 32, 2)
+        return y, first + second, rows.sum(1), torch.mm(x, x.t())
 
     graph = graphs.traced_rows(function, ((128, 64), graphs.bf16), ((64,), graphs.bf16), symbolic=[0])
     stored = json.loads(json.dumps(subgraphs.whole(graph)))

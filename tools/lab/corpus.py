@@ -235,8 +235,7 @@ def restored(stored: dict[str, Any]) -> Graph:
         else:
             args, node = [], graph.placeholder(name)
         parts = args[0].meta["val"] if call and name == "getitem" else None
-        inside = None if memory is None else nodes[memory].meta["val"]
-        val = parts[args[1]] if parts else values.of(stored["values"][stated], inside)
+        val = parts[args[1]] if parts else values.of(stored["values"][stated], values.inside(memory, nodes))
         node.meta.update(dict.fromkeys(marks, True), val=val)
         nodes.append(node)
     results, visible = stored["outputs"]
@@ -275,12 +274,18 @@ class _Values:
             self.sizes[text] = self.evaluated(text)
         return self.sizes[text] if isinstance(text, str) else text
 
-    def of(self, stated: Any, inside: Tensor | None = None) -> Any:
-        """A value as `subgraphs.whole` states it; `inside`: the tensor in whose memory it lies."""
+    def inside(self, memory: Any, nodes: list[Any]) -> Any:
+        """The tensor in whose memory a value lies; of several values, the tensors."""
+        if isinstance(memory, list):
+            return [self.inside(one, nodes) for one in memory]
+        return None if memory is None else nodes[memory].meta["val"]
+
+    def of(self, stated: Any, inside: Any = None) -> Any:
+        """A value as `subgraphs.whole` states it, in the memory of other tensors."""
         if not isinstance(stated, list):
             return self.size(stated["$"]) if isinstance(stated, dict) else stated
         if len(stated) == 1:
-            return tuple(map(self.of, stated[0]))
+            return tuple(map(self.of, stated[0], inside or [None] * len(stated[0])))
         shape, stride, (offset,) = ([*map(self.size, part)] for part in stated[1:])
         dtype = getattr(torch, stated[0])
         if inside is None:

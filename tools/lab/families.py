@@ -78,7 +78,7 @@ MODELS = {  # by recipe
     "bf16": "demo/hf transformers/llama loops/mla loops/moe",
     "autocast": "demo/layer transformers/gpt2 loops/dit loops/qk_layer_norm",
     "fp32": "loops/nanogpt",
-    "checkpoint": "loops/qk_norm",
+    "checkpoint": "loops/qk_norm transformers/gpt_neox",
     "dynamic": "loops/tiny loops/torch_rms",
     "channels_last": "loops/unet loops/nnunet transformers/resnet",
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.fx_utils import get_node_storage
+from torch._inductor.fx_utils import get_node_storage, get_storage
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 from torch.utils._sympy.printers import PythonPrinter
@@ -303,8 +303,8 @@ def _is_left_behind(node: Node, inside: set[Node]) -> bool:
 def whole(graph: Graph) -> dict[str, Any]:
     """A graph as lists and texts. `symbols`: hint and range of each. `guards`: expressions that are true.
     `values`: each distinct dtype, shape, stride and offset. `nodes`: target, arguments, the number of the
-    value, and of the node in whose memory it lies; of inputs, the name takes the arguments' place.
-    Raises `NotKept`."""
+    value, and of the node in whose memory it lies, or of those in whose memory each of several lies; of
+    inputs, the name takes the arguments' place. Raises `NotKept`."""
     number = {node: i for i, node in enumerate(graph.nodes)}
     owner: dict[Any, Node] = {}
     values: dict[str, int] = {}
@@ -331,6 +331,17 @@ def whole(graph: Graph) -> dict[str, Any]:
             return None
         raise NotKept(f"a value of type {type(val).__name__}")
 
+    def memory(node: Node) -> Any:
+        """The number of the node in whose memory a node's value lies; of several values, the numbers."""
+        val = node.meta.get("val")
+        if isinstance(val, list | tuple):
+            known = (owner.get(get_storage(v)) if isinstance(v, Tensor) else None for v in val)
+            found = [None if one is None else number[one] for one in known]
+            return found if any(n is not None for n in found) else None
+        storage = get_node_storage(node)
+        own = owner.setdefault(storage, node) if storage is not None else node
+        return None if own is node else number[own]
+
     for node in graph.nodes:
         if node.op == "output":
             outputs = argument(list(node.args[0]), number), node.meta.get(VISIBLE)
@@ -339,12 +350,13 @@ def whole(graph: Graph) -> dict[str, Any]:
             raise NotKept(f"a node of kind {node.op}")
         call = [node.name] if node.op == "placeholder" else [target(node), argument(list(node.args), number)]
         call += [argument(dict(node.kwargs), number)] if node.kwargs else []
-        stated = json.dumps(None if call[0] == "getitem" else value(node.meta.get("val")))
-        storage = get_node_storage(node)
-        own = owner.setdefault(storage, node) if storage is not None else node
+        lies = memory(node)
+        if node.target is operator.getitem:  # its source has the value
+            stated, lies = json.dumps(None), None
+        else:
+            stated = json.dumps(value(node.meta.get("val")))
         marks = [mark for mark in MARKS if node.meta.get(mark)]
-        memory = None if own is node or call[0] == "getitem" else number[own]
-        nodes.append([call, values.setdefault(stated, len(values)), memory, *marks])
+        nodes.append([call, values.setdefault(stated, len(values)), lies, *marks])
     guards, ranges = _guards(graph, symbols)
     return {
         "symbols": ranges,
