@@ -18,7 +18,7 @@ import torch
 
 from ..inductor.printing import offset_text
 from ..inductor.symbols import FloorDiv, ModularIndexing
-from ..ir.dtypes import computed_in
+from ..ir.dtypes import FLOAT8, computed_in
 from ..ir.program import (
     SPLIT_SYMBOL,
     Axis,
@@ -194,7 +194,7 @@ class TileWriter(TileAccesses):
             self.load_apart(stmt)
             return
         dims, parts, address, mask = self.accessed(stmt)
-        text = f"tl.load({address}{f', {mask}, other=0' * bool(mask)})"
+        text = f"tl.load({address}{self.where(mask, stmt)})"
         if stmt.buffer == MAILBOX:
             if stmt.name not in self._awaited:
                 self.wait()
@@ -214,9 +214,15 @@ class TileWriter(TileAccesses):
             self.define_index(axis)
             if self.is_masked(axis):
                 masks.append(f"({axis.symbol} < {offset_text(axis.size)})")
-        mask = f", {' & '.join(masks)}, other=0" if masks else ""
-        text = f"tl.load({self.pointer(stmt.buffer)} + ({offset_text(stmt.index)}){mask})"
+        where = self.where(" & ".join(masks), stmt)
+        text = f"tl.load({self.pointer(stmt.buffer)} + ({offset_text(stmt.index)}){where})"
         self.ops.define(self.cast(stmt, text), stmt.dtype, stmt.name)
+
+    def where(self, mask: str, stmt: Load) -> str:
+        """The arguments of a load that reads only some elements, if it does. The others are zero, but of
+        float8, which Triton makes of no other number; nothing uses them."""
+        zero = ", other=0" * (self.program.buffer(stmt.buffer).dtype not in FLOAT8)
+        return f", {mask}{zero}" if mask else ""
 
     def accessed(self, stmt: Load) -> tuple[list[Dim], list[Part], str, str]:
         """The dims of a load, these as Triton deals out their elements, the address and the mask."""

@@ -43,6 +43,9 @@ ROUNDED = "low_precision_pointwise_barrier"
 TWO_MASKS = "mixorder_masks"
 """Metadata of a node that is computed from either of two equal masks."""
 
+CONTRACTED = "mixorder_contracted"
+"""Metadata of a sum that every kernel contracts with its product, as Inductor's do."""
+
 RECOMPUTE = "recompute"
 """Metadata of a node in a joint graph: its policy of activation checkpointing."""
 
@@ -167,6 +170,11 @@ def round_as_eager(node: torch.fx.Node) -> None:
 def mark_two_masks(node: torch.fx.Node) -> None:
     """Let either operand of a node take its place: both are equal."""
     _mark(node, TWO_MASKS, "masks")
+
+
+def contract_always(node: torch.fx.Node) -> None:
+    """Let a sum be contracted with its product also in kernels that round the products of others."""
+    _mark(node, CONTRACTED, "contracted")
 
 
 def leave_to_inductor(node: torch.fx.Node) -> None:

@@ -229,7 +229,8 @@ def _is_bent(node: Node) -> bool:
 
 def _normalised(value: Node) -> Node | None:
     """The tensor whose norm a value is, if forward and backward compute the value from it with the same bits:
-    both load it and its statistics, and a compiler can contract the products and sums in one way only."""
+    both load it and its statistics, and a compiler can contract the products and sums in one way only. A
+    tile's kernel contracts those of float32."""
     chain = list(closure([value], lambda n: operands(n) if is_pointwise(n) or shows(n) else ()))
     loops = [n for n in chain if is_pointwise(n) and _size(n) == _size(value)]
     leaves = [n for n in chain if not (is_pointwise(n) or shows(n))]
@@ -239,17 +240,32 @@ def _normalised(value: Node) -> Node | None:
     statistics = needed_for([n for n in leaves if reduction_kind(n) is not None], position(sources[0]))
     if sources[0] not in statistics or not _is_loaded(sources[0]):
         return None
-    if not all(n.target in _AFFINE and float_bytes(n) >= 4 and _is_contracted_alike(n) for n in loops):
+    if not all(n.target in _AFFINE and float_bytes(n) == 4 and _is_contracted_alike(n) for n in loops):
         return None
     return sources[0]
 
 
 def _is_contracted_alike(node: Node) -> bool:
-    """Whether a node is no sum, or one of at most one product, which is computed beside it."""
+    """Whether a node is no sum, or one of at most one product, which is computed beside it, also in the
+    backward: nothing else needs the product, so that it is not saved."""
     if node.target not in _SUMS:
         return True
-    products = [n for n in operands(node) if unviewed(n, shows).target is aten.mul.Tensor]
-    return not node.kwargs and len(products) <= 1 and all(_size(n) == _size(node) for n in products)
+    products = products_in(node)
+    alone = all(_size(n) == _size(node) and len(unviewed(n, shows).users) == 1 for n in products)
+    return not node.kwargs and len(products) <= 1 and alone
+
+
+def products_in(node: Node) -> list[Node]:
+    """The operands of a sum or a difference that are products; none of any other node."""
+    if node.target not in _SUMS:
+        return []
+    return [n for n in operands(node) if unviewed(n, shows).target is aten.mul.Tensor]
+
+
+def sums_of_products(value: Node) -> list[Node]:
+    """The sums of products, as large as a mask's value, that the value is computed from."""
+    chain = closure([value], lambda n: operands(n) if is_pointwise(n) or shows(n) else ())
+    return [n for n in chain if products_in(n) and _size(n) == _size(value)]
 
 
 def _is_loaded(node: Node) -> bool:

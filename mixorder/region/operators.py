@@ -1,4 +1,5 @@
-"""Products that eager's kernel of an operator contracts with a sum.
+"""Products that a tile's kernel contracts with a sum: those that eager's kernel of one operator contracts,
+and those of a value that another graph computes as well, in Inductor's kernels.
 
 Torch decomposes an operator such as the gradient of GELU into products and sums, each of which would round.
 Eager has one CUDA kernel for it, in which the compiler makes one instruction of a product and a sum where
@@ -13,6 +14,9 @@ from collections.abc import Hashable
 import torch
 from torch.fx import Node
 
+from ..inductor.graphs import CONTRACTED
+from .comparisons import products_in
+from .nodes import shows, unviewed
 from .region import Region
 
 _aten = torch.ops.aten
@@ -20,14 +24,18 @@ _SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
 
 
 def contracted(region: Region) -> tuple[tuple[Node, Node], ...]:
-    """Pairs of a product and the sum or difference that takes it, both of one operator. Of two products, the
-    compiler takes the first."""
+    """Pairs of a product and the sum or difference that takes it, both of one operator, or such a sum that is
+    marked. Of two products, the compiler takes the first."""
     found = []
     for node in region.nodes:
+        if node.meta.get(CONTRACTED):
+            products = (unviewed(n, shows) for n in products_in(node))
+            found += [(own, node) for own in products if own in region.nodes]
+            continue
         if node.target not in _SUMS or node.kwargs or (operator := _operator(node)) is None:
             continue
-        products = (a for a in node.args if isinstance(a, Node) and a.target is _aten.mul.Tensor)
-        own = next((a for a in products if _operator(a) == operator and len(a.users) == 1), None)
+        direct = (a for a in node.args if isinstance(a, Node) and a.target is _aten.mul.Tensor)
+        own = next((a for a in direct if _operator(a) == operator and len(a.users) == 1), None)
         if own is not None and own in region.nodes:
             found.append((own, node))
     return tuple(found)

@@ -215,8 +215,9 @@ class SlabGrowth(Growth):
 
     def spans_rows(self, node: Node) -> bool:
         """Whether a node is a sum of elements over the slabs' axes and maybe more, such as the gradient of a
-        bias in front of the norm. All of these are over the same."""
-        full = may_be_over_slab(node) and self.analysis.is_full(operands(node)[0])
+        bias in front of the norm. All of these are over the same. A variance is none: it needs the mean's
+        total."""
+        full = may_be_over_slab(node) and not _is_statistic(node) and self.analysis.is_full(operands(node)[0])
         if not full or node in self.wanted or not self.order(node):
             return False
         own = self.orders.reduced(node)

@@ -285,7 +285,7 @@ class Growth:
             )
             for arg in args:
                 self.pull(arg)
-        elif any(a in self.pending or self.is_result(a) for a in args):
+        elif any(a in self.pending or self.members.get(a, False) or self.is_result(a) for a in args):
             # Values of `columns` exist only when all programs have ended: no member can need them.
             may = is_loop(node) and self.columns.isdisjoint(args) and self.fits(node, args)
             (self.pending if may else self.tainted).add(node)

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..inductor.graphs import TWO_MASKS, mark_two_masks, triton_kernel_wrapper_functional
+from ..inductor.graphs import TWO_MASKS, contract_always, mark_two_masks, triton_kernel_wrapper_functional
 from ..inductor.tensors import empty
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX, SUM
+from ..region.comparisons import sums_of_products
 from ..region.layouts import follow, followers, has_stated_order, lie_alike
 from ..region.nodes import (
     EXTREMA,
@@ -283,7 +284,10 @@ def _operand(one: _Spelled, piece: Piece, dim: int) -> Node:
 
 def add_mask(mask: Node, value: Node, most: float) -> None:
     """Add to a joint graph a mask that is equal to one that it has, of the elements of a value that are at
-    most, or above, some number. Its backward takes one of both."""
+    most, or above, some number. Its backward takes one of both. All kernels compute the value with the bits
+    that Inductor's give it."""
+    for total in sums_of_products(value):
+        contract_always(total)
     graph, val, shape = mask.graph, fake(value), shape_of(mask)
     with graph.inserting_before(mask.next):
         if shape_of(value) != shape:

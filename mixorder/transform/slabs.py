@@ -91,7 +91,8 @@ class _Phases:
             if stmt in self.sums or stmt in self.centred:
                 same = self.over == set(stmt.axes)
             elif stmt in self.last:
-                same = set(self.last[0].axes) == set(stmt.axes)
+                alone = self.behind_last.isdisjoint(operands(stmt))
+                same = alone and set(self.last[0].axes) == set(stmt.axes)
             else:
                 same = self.common.isdisjoint({*stmt.axes, *self.deps[stmt.value.name]})
             if not same:
@@ -156,6 +157,8 @@ class _Phases:
         late = [s for s in stores if s not in small and s not in early]
         if not late:
             raise Decline(DeclineReason.AXIS_CLASS, "nothing of full size is computed from the sums")
+        if again := [s.value.name for s in late if s.value.name in self.behind_last]:
+            raise Decline(DeclineReason.AXIS_CLASS, "elements that need three passes", again[0])
         partials, totals = self.divided([*self.sums, *self.centred], self.kept)
         first = closure(body, [*partials, *early])
         values = self.values

@@ -36,6 +36,16 @@ def branches() -> Graph:
     return traced(function, FULL, *[((64,), f32)] * 3, *[FULL] * 5)
 
 
+def of_float8() -> Graph:
+    """Elements in float8, of which the third kernel reads those that the first one stores."""
+
+    def function(x: Any, y: Any) -> Any:
+        z = (stored := (x + y).to(torch.float8_e5m2)).float()
+        return stored, z - z.mean((0, 2, 3), keepdim=True)
+
+    return traced(function, *[((32, 64, 63, 61), bf16)] * 2)
+
+
 GRAPHS = {
     "group": functools.partial(graphs.group_norm_backward, 8, 4096, 320, 32),
     "groups of 10 in float32": functools.partial(graphs.group_norm_backward, 8, 1023, 40, 4, f32),
@@ -45,6 +55,7 @@ GRAPHS = {
     "batch of any size": functools.partial(graphs.batch_norm_backward, 401408, 64, symbolic=True),
     "batch, 13 channels": functools.partial(graphs.batch_norm_backward, 100003, 13),
     "branches": branches,
+    "float8": of_float8,
     "statistics": functools.partial(graphs.group_norm_forward, 8, 4096, 320, 32),
     "statistics of groups of 10": functools.partial(graphs.group_norm_forward, 8, 1023, 40, 4, f32),
 }

@@ -16,11 +16,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mixorder import pipeline
-from mixorder.ir.program import BufferRole
+from mixorder.ir.program import BufferRole, Compute, Value
 from mixorder.planning import planning_with
 from mixorder.region.nodes import shape_of
 from mixorder.region.sizes import product
 from mixorder.report import RegionRecord, collect
+from mixorder.strategies.tile import TILE
 
 ROWS, COLS = 60, 128
 Chain = Callable[[Any, Any], Any]
@@ -197,6 +198,13 @@ MADE: dict[str, tuple[Callable[..., Any], torch.dtype, int]] = {
         0,
     ),
     "a product in a sum": (lambda norm, z, x: torch.relu(torch.add(norm(z) * 2, z, alpha=0.5)), f32, 0),
+    "a product that is needed again": (
+        lambda norm, z, x: torch.relu(
+            (y := F.batch_norm(z, None, None, training=True) * norm.weight[:, None, None]) + y.mean()
+        ),
+        f32,
+        0,
+    ),
     "two tensors": (lambda norm, z, x: torch.relu(norm(z) + x), f32, 0),
     "no norm": (lambda norm, z, x: torch.relu(z), f32, 0),
     "another function": (lambda norm, z, x: torch.relu(torch.tanh(norm(z))), f32, 0),
@@ -210,6 +218,44 @@ MADE: dict[str, tuple[Callable[..., Any], torch.dtype, int]] = {
         0,
     ),
 }
+
+
+class Rounded(torch.autograd.Function):
+    """Gradients that are rounded to float8 by blocks of rows and of columns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        blocks = dy.view(dy.shape[0] // 32, 32, -1, 32)
+        scales = (blocks.abs().amax(dim, keepdim=True) + 1 for dim in (1, 3))
+        rounded = ((blocks / scale).to(torch.float8_e4m3fn).float() * scale for scale in scales)
+        return sum(rounded).view_as(dy)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_tile_contracts_what_inductors_forward_contracts(by_hand: bool) -> None:
+    """Its kernel rounds every other product, as eager does."""
+
+    class Layer(nn.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not by_hand:
+                return super().forward(x)
+            variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+            return (x - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias
+
+    torch.manual_seed(5)
+    module, same, x = Layer(256), torch.eye(256, requires_grad=True), torch.randn(512, 256)
+    with collect() as records:
+        step(compiled(ON)(lambda x: (torch.relu(Rounded.apply(module(x))) @ same,)), (x,))
+    (one,) = (r for r in records if isinstance(r, RegionRecord) and r.strategy == TILE.name)
+    values = {s.name: s for s in one.loops.nests[0].body if isinstance(s, Value)}
+    (mask,) = (s for s in values.values() if isinstance(s, Compute) and s.op == "le")
+    assert values[mask.args[0].name].op == "fma"
+    others = [s for s in values.values() if isinstance(s, Compute) and s.op == "add" and s.dtype == f32]
+    assert others
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16])

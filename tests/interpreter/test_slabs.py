@@ -10,7 +10,18 @@ import pytest
 import torch
 from graphs import bf16, f32, randomised
 from grids import crossed
-from running import OFF, ON, Counting, Tensors, check, compiled, exact_gradients, gradients, unfused
+from running import (
+    OFF,
+    ON,
+    Counting,
+    Tensors,
+    check,
+    compiled,
+    exact_gradients,
+    gradients,
+    run_fused,
+    unfused,
+)
 from support.effects import watched
 from support.inputs import poisoned
 from support.over_slabs import OVER_SLABS, Responses, Shifted, Stored
@@ -332,6 +343,56 @@ def test_pairs_of_what_channels_have(name: str, last: bool) -> None:
         ours = compiled(ON)(function)(*xs)
     assert SLABS.name in [r.strategy for r in records if isinstance(r, RegionRecord)]
     check(ours, function(*xs), function(*(x.double() for x in xs)), xs[0].numel())
+
+
+class BehindResponses(nn.Module):
+    """A norm behind a global response norm, whose result is stored for a product."""
+
+    def __init__(self, channels: int, norm: nn.Module) -> None:
+        super().__init__()
+        self.first, self.norm, self.other = Responses(channels), norm, nn.Linear(channels, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.first(x))
+        return self.norm(y.movedim(-1, 1)).movedim(1, -1) + self.other(y)
+
+
+BEHIND_RESPONSES = {
+    "batch": nn.BatchNorm2d(24),
+    "instance": nn.InstanceNorm2d(24),
+    "group": nn.GroupNorm(4, 24),
+    "layer": nn.LayerNorm((24, 12, 20)),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND_RESPONSES)
+def test_a_variance_of_what_is_computed_from_sums(name: str) -> None:
+    """Its mean has a total only behind the third kernel, so that it is left to Inductor."""
+    torch.manual_seed(16)
+    module = randomised(BehindResponses(24, BEHIND_RESPONSES[name]), f32)
+    x, dy = (torch.randn(3, 12, 20, 24) for _ in range(2))
+    forward, *_ = over_slabs(module, x, dy, 24, lies=False)
+    assert [one.op for one in forward.outer] == ["sum", "mean"] and len(forward.kernels) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_is_stored_and_read_again(dtype: torch.dtype) -> None:
+    """A tile of the third kernel has elements beyond the last one."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> Tensors:
+        stored = (x + y).to(dtype)
+        z = stored.float()
+        factor = torch.rsqrt(z.square().mean((0, 2, 3), keepdim=True) + 1e-5)
+        return stored.view(torch.uint8), (z - z.mean((0, 2, 3), keepdim=True)) * factor
+
+    torch.manual_seed(17)
+    args = torch.randn(4, 16, 20, 21), torch.randn(4, 16, 20, 21)
+    with collect() as records:
+        (bytes_, ours), (same, eager) = run_fused(function, args), function(*args)
+    assert torch.equal(bytes_, same) and torch.allclose(ours, eager, 1e-5, 1e-5)
+    (one,) = (r for r in records if isinstance(r, RegionRecord))
+    stored = {b.name for b in one.loops.role(BufferRole.OUTPUT) if b.dtype == dtype}
+    assert stored & {s.buffer for s in one.loops.nests[2].body if isinstance(s, Load)}
 
 
 class Conditioned(nn.Module):
