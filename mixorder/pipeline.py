@@ -14,13 +14,13 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from torch.fx import Graph, Node
 
 from .codegen.op_printer import check_printable
 from .errors import Decline, DeclineReason, MixorderError
 from .inductor.config import emulates_precision_casts, promises_bits, traces_backward_again
-from .inductor.graphs import leave_to_inductor, round_as_eager, save_for_backward
 from .inductor.symbols import guarded
 from .ir.program import LoopProgram
 from .ir.verify import Form, check_stores
@@ -40,7 +40,7 @@ from .planning import (
 )
 from .record import RegionRecord
 from .region.checkpointed import other_sums, readers_in_half_precision, small_sums
-from .region.comparisons import Mask, masks, roundings
+from .region.comparisons import masks, roundings
 from .region.find import RegionSearch, find_regions, next_region
 from .region.layouts import is_joined
 from .region.legality import device_of, has_usable_device
@@ -52,10 +52,11 @@ from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
 from .region.region import Region
 from .report import Dump, declined, finished, fused
+from .rewrite.joint import Marks, mark
 from .rewrite.launches import check_launches
 from .rewrite.rewrite import copy_parts, replace
 from .rewrite.sizes import sizes_from_inputs
-from .rewrite.spelled import Spelling, add_mask
+from .rewrite.spelled import Spelling
 from .runner import Runner
 from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
@@ -69,6 +70,8 @@ from .transform.reorder import reorder
 from .transform.same_bits import same_bits_sooner
 from .transform.split import split_outer
 
+T = TypeVar("T")
+
 
 def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[RegionRecord]:
     """Fuse every region of a functional post-grad graph, in place, and return their records. Raises only in
@@ -79,57 +82,58 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
     spelling, runner = Spelling(graph), Runner(options, Dump(""), {})
     with guarded(graph):
         try:
-            _or_warn(runner, functools.partial(sizes_from_inputs, graph))
-            _or_warn(runner, spelling.begin)
+            _or_warn(runner, "spell", sizes_from_inputs, graph)
+            _or_warn(runner, "spell", spelling.begin)
             search = functools.partial(find_regions, graph, spelling.joining)
-            return _run(graph, search, options, setting)
+            return _or_warn(runner, "search", _run, graph, search, options, setting) or []
         finally:
-            _or_warn(runner, spelling.end)
-            _or_warn(runner, functools.partial(copy_parts, graph))
-            _or_warn(runner, functools.partial(check_launches, graph))
+            _or_warn(runner, "spell", spelling.end)
+            _or_warn(runner, "spell", copy_parts, graph)
+            _or_warn(runner, "launches", check_launches, graph)
 
 
 def mark_joint(graph: Graph, options: Options) -> bool:
     """Mark in a joint graph what its forward and its backward have to agree on: values in half precision that
     it compares round as eager does, small sums are not computed again, and no region has the others that are.
     Masks of activations can be computed from what the backward reads anyway. Returns whether the graph's code
-    has changed. Raises only in strict mode."""
-    rounding, left, compared_with = list[Node](), list[Node](), list[Mask]()
+    has changed. Raises only in strict mode, with the graph as it was."""
+    runner = Runner(options, Dump(""), {})
 
-    def compared() -> None:
-        rounding.extend(roundings(graph))
+    def compared() -> Marks:
+        return Marks(rounding=roundings(graph))
 
-    def saved() -> None:
+    def saved() -> Marks:
         found = small_sums(graph)
-        rounding.extend(reader for node in found for reader in readers_in_half_precision(node))
-        left.extend(other_sums(graph, found))
-        for node in found:
-            save_for_backward(node)
+        rounding = [reader for node in found for reader in readers_in_half_precision(node)]
+        return Marks(saved=found, rounding=rounding, left=other_sums(graph, found))
 
-    def masked() -> None:
-        if not (emulates_precision_casts() or promises_bits() or traces_backward_again()):
-            compared_with.extend(masks(graph, options.min_numel))
+    def masked() -> Marks:
+        if emulates_precision_casts() or promises_bits() or traces_backward_again():
+            return Marks()
+        return Marks(masks=list(masks(graph, options.min_numel)))
 
-    if has_usable_device(graph, options.interpret):
-        runner = Runner(options, Dump(""), {})
-        for stage, mark in (("round", compared), ("save", saved), ("mask", masked)):
-            _or_warn(runner, functools.partial(runner.step, stage, mark))
-    for mask in compared_with:
-        add_mask(mask.node, mask.value, mask.most)
-    for node in rounding:
-        round_as_eager(node)
-    for node in left:
-        leave_to_inductor(node)
-    return bool(rounding or left or compared_with)
+    def marked() -> bool:
+        if not has_usable_device(graph, options.interpret):
+            return False
+        found = (
+            _or_warn(runner, "round", compared),
+            _or_warn(runner, "save", saved),
+            _or_warn(runner, "mask", masked),
+        )
+        return mark(graph, [one for one in found if one])
+
+    return bool(_or_warn(runner, "mark", marked))
 
 
-def _or_warn(runner: Runner, spell: Callable[[], None]) -> None:
+def _or_warn(runner: Runner, stage: str, function: Callable[..., T], *args: Any) -> T | None:
+    """The result of a stage; None if it fails."""
     try:
-        runner.step("spell", spell)
+        return runner.step(stage, function, *args)
     except MixorderError as error:
         runner.warn(error)
     except Decline as decline:
         declined(decline)
+    return None
 
 
 def _run(
@@ -208,7 +212,7 @@ def _fuse_each(
             if (chosen := wanted(found)) is None:
                 continue
             try:
-                taken, record = fuse(graph, chosen, memory, runner, setting)
+                taken, record = runner.step("fuse", fuse, graph, chosen, memory, runner, setting)
                 yield chosen, record
             except Decline as decline:
                 taken = decline

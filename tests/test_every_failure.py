@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,10 +19,14 @@ from unittest import mock
 import graphs
 import pytest
 import torch
+import torch.nn.functional as F
 from graphs import f32, pair, traced
 from support.effects import guards
 from torch._dynamo.utils import counters
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._inductor.decomposition import select_decomp_table
 from torch.fx import Graph
+from torch.utils.checkpoint import CheckpointPolicy
 
 from mixorder import pipeline, planning
 from mixorder import runner as runner_module
@@ -29,6 +34,7 @@ from mixorder.errors import Decline, DeclineReason, MixorderError
 from mixorder.options import Options
 from mixorder.planning import planning_with
 from mixorder.report import collect
+from mixorder.rewrite import joint as joint_module
 from mixorder.rewrite.graph_writer import GraphWriter
 from mixorder.schedule.device import H200
 from mixorder.tune import tuner
@@ -109,8 +115,11 @@ class Failing:
         monkeypatch.setattr(runner_module.Runner, "step", step)
 
     def run(self, graph: Graph, options: Options, at: int | None) -> list[str]:
+        return self.calling(pipeline.run, graph, options, at)
+
+    def calling(self, function: Any, graph: Graph, options: Options, at: int | None) -> list[str]:
         self.at, self.stages = at, []
-        pipeline.run(graph, options)
+        function(graph, options)
         return self.stages
 
 
@@ -190,8 +199,8 @@ def test_a_question_that_needs_a_guard_is_a_refusal_in_any_call_of_any_stage(fai
 
 def test_the_ways_take_every_stage(failing: Failing, tmp_path: Path) -> None:
     source = "".join(map(inspect.getsource, (pipeline, planning, runner_module)))
-    declared = set(re.findall(r"""step\(\s*"(\w+)",""", source))
-    seen: set[str] = set()
+    declared = set(re.findall(r"""(?:step\(|_or_warn\(runner,)\s*"(\w+)",""", source))
+    seen = set(failing.calling(pipeline.mark_joint, joint(), STRICT, at=None))
     for name in (name for name in WAYS if name != "two regions"):
         with prepared(name, tmp_path) as (way, options):
             seen.update(failing.run(way.graph(), options, at=None))
@@ -228,6 +237,103 @@ def test_what_could_not_be_spelled_stops_no_fusion(last: bool, failing: Failing)
         failing.run(graph, lenient, len(stages) - 1 if last else 0)
     assert sum("triton_kernel_wrapper" in str(n.target) for n in graph.nodes) == 2
     graph.lint()
+
+
+@pytest.mark.parametrize(("name", "fused"), [("planned", 0), ("finished", 1)])
+def test_a_failure_between_stages_stops_no_compile(
+    name: str, fused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no stage calls: a region is left alone, or stays."""
+    monkeypatch.setattr(pipeline, name, _fail)
+    runner_module.warn_once.cache_clear()
+    graph = WAYS["persistent"].graph()
+    with pytest.warns(UserWarning, match="mixorder failed in stage '(fuse|search)'"):
+        pipeline.run(graph, dataclasses.replace(STRICT, strict=False))
+    assert sum("triton_kernel_wrapper" in str(n.target) for n in graph.nodes) == 2 * fused
+    graph.lint()
+    with pytest.raises(MixorderError, match="injected"):
+        pipeline.run(WAYS["persistent"].graph(), STRICT)
+
+
+def joint() -> Graph:
+    """A graph that gets every kind of mark."""
+
+    def function(x: Any, w: Any, g: Any, b: Any, y: Any) -> Any:
+        normed = torch.relu(F.batch_norm(F.conv2d(x, w), None, None, g, b, training=True))
+        return F.conv2d(normed, w), (y * y).amax(-1), torch.exp(y).sum(-1) * y.sum()
+
+    images, whole = torch.randn(4, 8, 16, 16), torch.randn(64, 256).bfloat16()
+    args = images, torch.randn(8, 8, 1, 1), torch.randn(8), torch.randn(8), whole
+    args = tuple(a.requires_grad_() for a in args)
+    made = aot_export_joint_simple(function, args, trace_joint=True, decompositions=select_decomp_table())
+    for node in made.graph.nodes:
+        if node.target is torch.ops.aten.alias.default:  # of which Inductor's passes leave none
+            node.replace_all_uses_with(node.args[0])
+            made.graph.erase_node(node)
+        if node.target in (torch.ops.aten.exp.default, torch.ops.aten.sum.dim_IntList):
+            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+    (total,) = made.graph.find_nodes(op="call_function", target=torch.ops.aten.sum.default)[:1]
+    total.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    return made.graph
+
+
+def marked(graph: Graph) -> tuple[Any, ...]:
+    """A graph with the metadata of its nodes."""
+    return graphs.snapshot(graph), [{**node.meta} for node in graph.nodes], {n.name for n in graph.nodes}
+
+
+MARKS = ("_keep", "_add_mask", "round_as_eager", "leave_to_inductor", "save_for_backward")
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_a_failure_in_any_mark_leaves_a_joint_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was; a user's compile goes on, and is warned once."""
+    graph, calls, original = joint(), 0, getattr(joint_module, name)
+    before = marked(graph)
+
+    def counted(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        result = original(*args)
+        if calls == at:
+            raise RuntimeError("injected")
+        return result
+
+    monkeypatch.setattr(joint_module, name, counted)
+    for at in itertools.count(1):
+        for strict in (True, False):
+            calls = 0
+            runner_module.warn_once.cache_clear()
+            options = dataclasses.replace(STRICT, strict=strict)
+            with warnings.catch_warnings(record=True) as caught, contextlib.suppress(MixorderError):
+                warnings.simplefilter("always")
+                changed = pipeline.mark_joint(graph, options)
+                if calls < at:
+                    assert changed and marked(graph) != before and at > 1
+                    graph.lint()
+                    return
+                assert not strict and not changed
+            assert marked(graph) == before
+            assert len([w for w in caught if "failed in stage 'mark'" in str(w.message)]) == (not strict)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_failure_in_any_stage_that_marks(strict: bool, failing: Failing) -> None:
+    options = dataclasses.replace(STRICT, strict=strict)
+    stages = failing.calling(pipeline.mark_joint, joint(), options, at=None)
+    assert stages == ["mark", "round", "save", "mask"]
+    for at, stage in enumerate(stages):
+        graph = joint()
+        before = marked(graph)
+        runner_module.warn_once.cache_clear()
+        if strict:
+            with pytest.raises(MixorderError, match="injected"):
+                failing.calling(pipeline.mark_joint, graph, options, at)
+        else:
+            with pytest.warns(UserWarning, match=f"failed in stage '{stage}'"):
+                failing.calling(pipeline.mark_joint, graph, options, at)
+        assert (marked(graph) == before) == (strict or stage == "mark"), "the other marks are made"
+        graph.lint()
 
 
 @pytest.mark.parametrize("name", ["persistent", "cooperative", "copied"])

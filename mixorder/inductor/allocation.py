@@ -13,6 +13,9 @@ logits were copied, for a product, while all else was still saved, and the peak 
 an input that a launch writes to for free from there on, and kept a buffer for later that did not fit: 28.1 MB
 instead of 21.7 (two blocks of 1030 columns, H100). Graphs with our launches get an estimate without these
 errors.
+
+Torch 2.13 gives a backward's list of donated inputs to the graphs inside it as well, which take it for one of
+their own: a gradient of zeros that two calls of one region read was overwritten by the first one.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any
 
 from torch._inductor import memory
 
-from .graphs import our_kernel
+from .graphs import calls_graphs, our_kernel
 from .kernel_order import held_at, least, tensors
 
 # The orders of a graph with launches of ours that Inductor compares.
@@ -57,6 +60,18 @@ def late(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         return flat
 
     return reorder_for_peak_memory
+
+
+def nothing_donated(is_on: Callable[[], bool], original: Callable[..., None]) -> Callable[..., None]:
+    """Wraps the constructor of Inductor's lowering of a graph. With mixorder, a graph that calls others, or
+    that another one calls, is donated nothing (`calls_graphs`)."""
+
+    def __init__(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, gm, *args, **kwargs)
+        if is_on() and (hasattr(self, "parent") or calls_graphs(gm.graph)):
+            self.bw_donated_idxs = None
+
+    return __init__
 
 
 def estimated(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -127,7 +127,8 @@ def mark_donated(graph: torch.fx.Graph, **kwargs: Any) -> tuple[tuple[int, bool]
     """Mark the inputs of a whole backward whose memory Inductor may reuse: activations that only the backward
     holds. `kwargs`: what the function gets that compiles the graph.
 
-    Torch refuses to run such a backward twice. Those that share their memory with another input are left out.
+    Torch refuses to run such a backward twice. Those that share their memory with another input are left out,
+    and all where a graph inside may: see `calls_graphs`.
     Returns what is donated, by index, and whether it is marked: the graph alone does not say so.
     """
     inputs = graph.find_nodes(op="placeholder")
@@ -135,7 +136,8 @@ def mark_donated(graph: torch.fx.Graph, **kwargs: Any) -> tuple[tuple[int, bool]
     indices = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None) or ()
     count = Counter(map(get_node_storage, inputs))
     # The indices are of the backward, and are also known while the forward is compiled.
-    own = [i for i in indices if i < len(inputs)] if kwargs.get("is_backward") else []
+    whole = kwargs.get("is_backward") and not calls_graphs(graph)
+    own = [i for i in indices if i < len(inputs)] if whole else []
     for i, node in enumerate(inputs):
         node.meta[DONATED] = i in own and count[get_node_storage(node)] == 1
     return tuple((i, inputs[i].meta[DONATED]) for i in own)
@@ -144,6 +146,13 @@ def mark_donated(graph: torch.fx.Graph, **kwargs: Any) -> tuple[tuple[int, bool]
 def donated(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
     """The inputs that are marked as donated: none of a graph inside another, which may hold them."""
     return frozenset(n for n in graph.find_nodes(op="placeholder") if n.meta.get(DONATED))
+
+
+def calls_graphs(graph: torch.fx.Graph) -> bool:
+    """Whether a graph calls compiled regions inside it. Two results of such a region may be one tensor, such
+    as what it returns and what it saves for its backward, and no metadata says so."""
+    called = (target for n in graph.nodes if n.op == "call_function" for target in (n.target, *n.args))
+    return any(isinstance(t, HigherOrderOperator) and t.name() == "invoke_subgraph" for t in called)
 
 
 def may_overwrite_inputs() -> bool:

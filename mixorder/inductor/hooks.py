@@ -146,10 +146,15 @@ def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
 def _wrap_inductor(plugin: Plugin) -> None:
     """Wrap what Inductor has to do otherwise for a graph with our launches."""
     mutation_cache.share(triton_kernel_wrap)
+
+    def is_on() -> bool:
+        return bool(plugin.settings().enabled)
+
     for name, path, wrapper_of in (
         ("memory", "reorder_for_peak_memory", allocation.late),
         ("memory", "estimate_peak_memory", allocation.estimated),
         ("graph", "GraphLowering.run_node", functools.partial(_lowered, plugin)),
+        ("graph", "GraphLowering.__init__", functools.partial(allocation.nothing_donated, is_on)),
         ("ir", "ConcatKernel.realize_into", joined.realized),
         ("ir", "ConcatKernel.can_realize_into_without_copy", joined.needs_no_copy),
         ("tiling_utils", "extract_normalized_read_writes", tiling.by_names_in_loops),

@@ -92,6 +92,8 @@ class _Recorder(DefaultHandler):
             return x  # half precision computes in fp32: a cast between the two changes nothing
         if self.tracer.halves.get(unwrapped(x).name) == dtype and not use_compute_types:
             return x
+        if unwrapped(x).name in self.tracer.numbers and not use_compute_types:
+            return x  # Inductor's kernels do not round these, and eager rounds no number beside a tensor
         kwargs = {"src_dtype": src_dtype, "use_compute_types": use_compute_types}
         result = self._default("to_dtype", (x, dtype), kwargs)
         if use_compute_types and unwrapped(x).dtype in HALVES:
@@ -147,6 +149,7 @@ class Tracer:
         self._names: set[str] = set()
         self._computed: dict[tuple[Any, ...], Traced] = {}
         self.halves: dict[str, torch.dtype] = {}  # in half precision, of values in float32 that need no more
+        self.numbers: set[str] = set()  # constants, also cast
         self._recorder = _Recorder(self)
         self._boxes = Boxes(self.value, self._recorder)
         self._ranges = {axis.symbol: axis.size for axis in axes}
@@ -158,9 +161,13 @@ class Tracer:
 
     def as_stored(self, value: Traced, node: Node) -> Traced:
         """A value, rounded to the dtype of its node."""
+        dtype = fake(node).dtype  # type: ignore[union-attr]
+        if self.halves.get(value.name) == dtype:
+            return value
+        kwargs = {"src_dtype": None, "use_compute_types": False}
+        half = self.compute("to_dtype", (Ref(value.name), dtype), kwargs, dtype)
         with handling(self._recorder):
-            half = ops.to_dtype(OpsValue(value), fake(node).dtype, use_compute_types=False)  # type: ignore[union-attr]
-            return unwrapped(ops.to_dtype(half, value.dtype))
+            return unwrapped(ops.to_dtype(OpsValue(half), value.dtype))
 
     def buffers(self) -> tuple[Buffer, ...]:
         def make(name: str, role: BufferRole, node: Node) -> Buffer:
@@ -284,6 +291,8 @@ class Tracer:
         if key not in self._computed:
             name = self.fresh(self.current or op)
             self._computed[key] = self.append(Compute(name, op, args, named, dtype))
+            if op == "constant" or (op == "to_dtype" and args[0].name in self.numbers):
+                self.numbers.add(name)
         return self._computed[key]
 
     def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int | torch.SymInt]) -> sympy.Expr:

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch.fx import Graph, Node
@@ -34,6 +34,7 @@ from .nodes import (
     reduction_kind,
     shape_of,
     shows,
+    stated_by,
     unviewed,
 )
 from .sizes import Size, product
@@ -57,6 +58,7 @@ _STEPS = frozenset({aten.floor.default, aten.ceil.default, aten.trunc.default})
 _SIGNS = frozenset({aten.sign.default, aten.sgn.default})
 _EQUAL_AT = {aten.sub.Tensor: 0, aten.div.Tensor: 1}  # the result of two equal operands
 
+COPIED = 1 << 22  # elements of half precision that a GPU reads while it launches a kernel
 _SUMS = (aten.add.Tensor, aten.sub.Tensor)
 _AFFINE = frozenset({*_SUMS, aten.mul.Tensor, prims.convert_element_type.default})
 _SIGNED = (aten.le.Scalar, aten.gt.Scalar)
@@ -151,6 +153,18 @@ def _rounds(node: Node) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
+class Given:
+    """A small operand of loops that is made of what the graph is given, such as a norm's bias."""
+
+    node: Node
+    loops: list[Node]
+    """The loops that read it, in graph order."""
+
+    beside: Node | None
+    """A statistic that the same loops read, with an element for each of its own; None if there is none."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Mask:
     """The sign of an activation's input, by which its gradient is chosen."""
 
@@ -162,6 +176,9 @@ class Mask:
 
     most: float
     """The largest number that is stored as zero."""
+
+    given: Sequence[Given] = ()
+    """What the backward has to save for it."""
 
 
 def masks(graph: Graph, least: int) -> Iterator[Mask]:
@@ -178,7 +195,11 @@ def masks(graph: Graph, least: int) -> Iterator[Mask]:
             continue
         alike = shape_of(found.value) == shape_of(node) or isinstance(size, int)
         source = _normalised(found.value) if alike else None
-        if source is not None and _is_read_anyway(source, found.value, late()):
+        if source is None or not _is_read_anyway(source, found.value, late()):
+            continue
+        found = dataclasses.replace(found, given=_given(found.value))
+        copies = sum(one.beside is None for one in found.given)
+        if not isinstance(size, int) or size >= copies * COPIED:
             yield found
 
 
@@ -243,6 +264,45 @@ def _normalised(value: Node) -> Node | None:
     if not all(n.target in _AFFINE and float_bytes(n) == 4 and _is_contracted_alike(n) for n in loops):
         return None
     return sources[0]
+
+
+def _given(value: Node) -> list[Given]:
+    """What the loops that compute a value read of what the caller may change until the backward, which
+    computes the value again."""
+
+    def above(node: Node) -> list[Node]:
+        return operands(node) if is_pointwise(node) or shows(node) else []
+
+    loops = [n for n in by_position(closure([value], above)) if above(n) and _size(n) == _size(value)]
+    read = dict[Node, list[Node]]()
+    for loop in loops:
+        for node in operands(loop):
+            if _size(node) != _size(value):
+                read.setdefault(node, []).append(loop)
+    own = {n for n in read if all(above(one) or _is_statistic(one, value) for one in closure([n], above))}
+    # Without a view between loops, equal shapes say that elements meet.
+    straight = all(is_pointwise(n) or not above(operands(n)[0]) for n in loops)
+
+    def is_beside(node: Node, statistic: Node) -> bool:
+        places = {_aligned(n, value) for n in (node, statistic)}
+        dtypes = {fake(n).dtype for n in (node, statistic)}  # type: ignore[union-attr]
+        return len(places) == len(dtypes) == 1 and position(statistic) < position(read[node][0])
+
+    def beside(node: Node) -> Node | None:
+        return next((n for n in read if straight and n in own and is_beside(node, n)), None)
+
+    return [Given(n, users, beside(n)) for n, users in read.items() if n not in own]
+
+
+def _is_statistic(node: Node, value: Node) -> bool:
+    """Whether a node is a reduction of as many elements as a value has."""
+    return reduction_kind(node) is not None and _size(operands(stated_by(node))[0]) == _size(value)
+
+
+def _aligned(node: Node, value: Node) -> tuple[Size, ...]:
+    """The shape of an operand, with as many dims as what is computed of it."""
+    shape, whole = shape_of(node) or (), shape_of(value) or ()
+    return (*(1,) * (len(whole) - len(shape)), *shape)
 
 
 def _is_contracted_alike(node: Node) -> bool:

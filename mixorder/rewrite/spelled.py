@@ -23,11 +23,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..inductor.graphs import TWO_MASKS, contract_always, mark_two_masks, triton_kernel_wrapper_functional
+from ..inductor.graphs import TWO_MASKS, triton_kernel_wrapper_functional
 from ..inductor.tensors import empty
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX, SUM
-from ..region.comparisons import sums_of_products
 from ..region.layouts import follow, followers, has_stated_order, lie_alike
 from ..region.nodes import (
     EXTREMA,
@@ -280,26 +279,6 @@ def _operand(one: _Spelled, piece: Piece, dim: int) -> Node:
     if piece.size != fake(value).shape[dim]:  # type: ignore[union-attr]
         return one.add(aten.slice.Tensor, value, dim, piece.start, piece.start + piece.size)
     return value
-
-
-def add_mask(mask: Node, value: Node, most: float) -> None:
-    """Add to a joint graph a mask that is equal to one that it has, of the elements of a value that are at
-    most, or above, some number. Its backward takes one of both. All kernels compute the value with the bits
-    that Inductor's give it."""
-    for total in sums_of_products(value):
-        contract_always(total)
-    graph, val, shape = mask.graph, fake(value), shape_of(mask)
-    with graph.inserting_before(mask.next):
-        if shape_of(value) != shape:
-            meta = value.meta
-            value = graph.call_function(aten.view.default, (value, shape))
-            with val.fake_mode:  # type: ignore[union-attr]
-                value.meta = {**meta, "val": val.view(shape)}  # type: ignore[union-attr,arg-type]
-        other = graph.call_function(mask.target, (value, most))  # type: ignore[arg-type]
-        both = graph.call_function(aten.logical_and.default, (mask, other))
-    other.meta, both.meta = dict(mask.meta), dict(mask.meta)
-    mask.replace_all_uses_with(both, lambda user: user is not both)
-    mark_two_masks(both)
 
 
 def _by_value(one: _Spelled) -> None:

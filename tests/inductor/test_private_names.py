@@ -120,6 +120,7 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.custom_graph_pass.CustomGraphPass.uuid": called(1),
     "torch._inductor.custom_graph_pass.get_custom_graph_passes": Perhaps(called(1)),
     "torch._inductor.graph.GraphLowering.set_current_device": called(2),
+    "torch._inductor.graph.GraphLowering.__init__": wrapped(1, "gm"),
     "torch._inductor.graph.GraphLowering.run_node": wrapped(2),
     "torch._inductor.ir.ConcatKernel.can_realize_into_without_copy": wrapped(1, "dst"),
     "torch._inductor.ir.ConcatKernel.realize_into": wrapped(2),

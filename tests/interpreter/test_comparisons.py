@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from mixorder import pipeline
 from mixorder.ir.program import BufferRole, Compute, Value
 from mixorder.planning import planning_with
+from mixorder.region import comparisons
 from mixorder.region.nodes import shape_of
 from mixorder.region.sizes import product
 from mixorder.report import RegionRecord, collect
@@ -131,11 +132,17 @@ BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("name", BENT)
 @pytest.mark.parametrize(("make", "shape", "last", "dtype"), RELUS)
 def test_a_backward_has_the_mask_of_what_the_forward_stored(
-    make: Callable[[], nn.Module], shape: tuple[int, ...], last: bool, dtype: torch.dtype, name: str
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    last: bool,
+    dtype: torch.dtype,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It reads x and dy only. The sums of whole numbers, and of halves, are exact, so that every element
     counts. In float16, many elements round to zero."""
     torch.manual_seed(3)
+    monkeypatch.setattr(comparisons, "COPIED", 0)
     module = make()
     assert isinstance(module.bias, torch.Tensor)
     for parameter in module.parameters():
@@ -312,6 +319,16 @@ def test_what_is_too_small_for_a_region_keeps_its_mask(least: int, monkeypatch: 
     module = Layers(lambda norm, z, x: torch.relu(norm(z)))
     found = masks_of(module, bf16, monkeypatch, with_options(min_numel=least))
     assert len(found) == (least == 4 * 8 * 20 * 18)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_copies_are_made_beside_large_tensors_alone(beyond: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a norm of rows: a weight and a bias, each by a kernel of its own."""
+    monkeypatch.setattr(comparisons, "COPIED", 4 * 8 * 20 * 18 // 2 + beyond)
+    module = Layers(
+        lambda norm, z, x: torch.relu(F.layer_norm(z, (18,), norm.weight.mean() + x[0, 0, 0], x[0, 0, 1]))
+    )
+    assert len(masks_of(module, f32, monkeypatch)) == (not beyond)
 
 
 def test_no_whole_number_has_a_mask() -> None:

@@ -170,6 +170,31 @@ def test_what_a_graph_inside_reads_is_not_overwritten() -> None:
     assert torch.equal(kept, before)
 
 
+def test_what_a_graph_inside_gave_twice_is_not_overwritten() -> None:
+    """A compiled region gives a product, and the same tensor once more to its backward. To the whole backward
+    these are two inputs."""
+
+    @torch.compiler.nested_compile_region
+    def inner(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        product = x @ w
+        return product, product.sin().sum(-1, keepdim=True)
+
+    def function(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        y, s = inner(x, w)
+        y, t = inner(y.cos(), w)
+        scale = torch.rsqrt(y.sin().square().mean(-1, keepdim=True) + 1e-5)
+        return y.sin() * scale * g + y.cos() * g + s * t
+
+    args = tuple(torch.randn(*n, requires_grad=True) for n in ((37, 40), (40, 40), (40,)))
+    dy = torch.randn(37, 40)
+    eager = torch.autograd.grad(function(*args), args, dy)
+    with collect() as records:
+        ours = torch.autograd.grad(compiled(ON, fullgraph=True)(function)(*args), args, dy)
+    assert len(records) == 1 and overwritten(records) == 0
+    for mine, theirs in zip(ours, eager, strict=True):
+        assert float((mine - theirs).norm()) <= 1e-5 * float(theirs.norm())
+
+
 def test_same_bits_where_programs_share_a_row_and_do_not_wait(
     monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None]
 ) -> None:
