@@ -230,11 +230,12 @@ def test_the_second_region_fails_and_the_first_stays(stage: str, failing: Failin
 def test_what_could_not_be_spelled_stops_no_fusion(last: bool, failing: Failing) -> None:
     lenient = dataclasses.replace(STRICT, strict=False)
     stages = failing.run(WAYS["spelled"].graph(), lenient, at=None)
-    assert stages[0] == stages[-1] == "spell"
+    places = [i for i, stage in enumerate(stages) if stage == "spell"]
+    assert places[0] == 0 and stages[places[-1] + 1 :] == ["launches"]
     runner_module.warn_once.cache_clear()
     graph = WAYS["spelled"].graph()
     with pytest.warns(UserWarning, match="mixorder failed in stage 'spell'"):
-        failing.run(graph, lenient, len(stages) - 1 if last else 0)
+        failing.run(graph, lenient, places[-1] if last else 0)
     assert sum("triton_kernel_wrapper" in str(n.target) for n in graph.nodes) == 2
     graph.lint()
 

@@ -30,7 +30,7 @@ __all__ = ["TensorBox"]
 @contextlib.contextmanager
 def context(like: Any) -> Iterator[None]:
     """Inside, lowerings find the graph state that they need: size variables and device of a fake tensor."""
-    graph = once_a_graph(functools.partial(_state, like.fake_mode))
+    graph = once_a_graph(like.fake_mode, functools.partial(_state, like.fake_mode))
     with (
         V.set_graph_handler(graph),
         V.set_fake_mode(like.fake_mode),

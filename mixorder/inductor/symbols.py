@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import sympy
@@ -22,6 +23,8 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from ..errors import Decline, DeclineReason
 
 __all__ = ["FloorDiv", "Mod", "ModularIndexing"]
+
+T = TypeVar("T")
 
 INDEX_FUNCTIONS: dict[str, Callable[..., int]] = {
     "FloorDiv": lambda at, by: at // by,
@@ -59,7 +62,7 @@ class _Guards:
         equal = _equal_symbols(guard.expr for guard in shape_env.guards)
         self.equal = {symbol: shape_env.simplify(other) for symbol, other in equal.items()}
         self.divisible = {self._plain(remainder) for remainder in shape_env.divisible}
-        self.made: Any = None  # what `once_a_graph` has made
+        self.made: dict[int, tuple[object, Any]] = {}  # what `once_a_graph` has made of each object
 
     def canonical(self, size: sympy.Expr) -> sympy.Expr:
         # What is left of one product may be another: `a // b * b`, where `b` divides `a`.
@@ -149,6 +152,7 @@ def guarded(graph: torch.fx.Graph) -> Iterator[None]:
 def _without_new_guards(shape_env: Any) -> Iterator[None]:
     """Inside, torch answers what is asked of sizes only where the answer holds for all of them, or with the
     value to fall back on that comes with the question."""
+    within = functools.cache(lambda known: known & SIZES if known.is_int else known)
 
     def evaluate_expr(
         orig_expr: sympy.Basic,
@@ -158,9 +162,9 @@ def _without_new_guards(shape_env: Any) -> Iterator[None]:
         fallback_value: bool | None = None,
         **_: Any,
     ) -> Any:
-        ranges = {s: r & SIZES if r.is_int else r for s, r in shape_env.var_to_range.items()}
+        ranges = tuple((s, within(r)) for s, r in shape_env.var_to_range.items())
         found = shape_env._maybe_evaluate_static(
-            orig_expr, size_oblivious=size_oblivious, var_to_range=tuple(ranges.items())
+            orig_expr, size_oblivious=size_oblivious, var_to_range=ranges
         )
         if found is None and fallback_value is None:
             raise Decline(DeclineReason.DYNAMIC_SHAPE, f"the kernel would need a guard on {orig_expr}")
@@ -279,13 +283,15 @@ def hint_of(symbol: sympy.Symbol) -> int:
     return int(V.fake_mode.shape_env.backed_var_to_val[symbol])
 
 
-def once_a_graph(make: Callable[[], Any]) -> Any:
-    """What `make` gives; inside `guarded`, what it gave first."""
+def once_a_graph(of: object, make: Callable[[], T]) -> T:
+    """What `make` gives; inside `guarded`, what it gave first for this object."""
     guards = _guards.get()
     if guards is None:
         return make()
-    guards.made = guards.made or make()
-    return guards.made
+    if id(of) not in guards.made:
+        guards.made[id(of)] = of, make()
+    found: T = guards.made[id(of)][1]
+    return found
 
 
 def simplified(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:

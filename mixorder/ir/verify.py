@@ -7,13 +7,12 @@ every compile.
 from __future__ import annotations
 
 import enum
-import functools
 import itertools
 from collections.abc import Sequence
 
 import sympy
 
-from ..inductor.symbols import FloorDiv, ModularIndexing
+from ..inductor.symbols import FloorDiv, ModularIndexing, canonical
 from .dtypes import BOOL, IN_SLOTS, added_up_in, computed_in
 from .in_place import why_not
 from .program import (
@@ -88,7 +87,7 @@ def check_stores(program: LoopProgram) -> None:
     tells: the strides of the loops are those of the buffer's dims."""
     for nest in program.nests:
         stores = [s for s in nest.statements if isinstance(s, Store)]
-        long = {axis.symbol for axis in nest.loops if axis.size != 1}
+        long = {axis.symbol for axis in nest.loops if _plain(axis.size) != 1}
         deps = nest.dependence() if stores else {}
         for store in stores:
             buffer = program.buffer(store.buffer)
@@ -99,40 +98,46 @@ def check_stores(program: LoopProgram) -> None:
                 _require(_steps(store.index, nest.loops) == dims, "{} does not cover {}", store, buffer)
 
 
-@functools.lru_cache(maxsize=1024)
 def _steps(index: sympy.Expr, loops: Sequence[Axis]) -> _Steps | None:
     """An index as its strides; None for one that is no sum of multiples of whole loops or their digits."""
-    sizes, steps = {axis.symbol: axis.size for axis in loops}, _Steps()
-    digits: dict[sympy.Symbol, _Steps] = {}
-    for term in sympy.Add.make_args(index):
-        stride, place = term.as_independent(*sizes) if term != 0 else (term, sympy.S.One)
+    sizes, strides = {axis.symbol: axis.size for axis in loops}, dict[sympy.Expr, sympy.Expr]()
+    for term in sympy.Add.make_args(sympy.expand(index)):
+        if term != 0:
+            stride, place = term.as_independent(*sizes)
+            strides[place] = strides.get(place, sympy.S.Zero) + stride
+    steps, digits = _Steps(), dict[sympy.Expr, _Steps]()
+    for place, stride in strides.items():
         is_digit = isinstance(place, FloorDiv | ModularIndexing)
-        symbol, by, *counts = place.args if is_digit else (place, sympy.S.One)
-        if symbol in sizes:
-            count = counts[0] if counts else sizes[symbol] / by
-            digits.setdefault(symbol, []).append((by, count))
-            steps.append((stride, count))
-        elif term != 0:
-            expanded = sympy.expand(index)
-            return _steps(expanded, loops) if expanded != index else None
-    whole = all(_joined(parts) == _joined([(sympy.S.One, sizes[s])]) for s, parts in digits.items())
-    return _joined(steps) if whole else None
+        whole, by, *counts = place.args if is_digit else (place, sympy.S.One)
+        if whole not in sizes and is_digit:  # several loops together, such as blocks and what is in one
+            match _steps(whole, loops):
+                case [(1, size)]:
+                    sizes[whole] = size
+        if whole not in sizes:
+            return None
+        count = counts[0] if counts else sizes[whole] / by
+        digits.setdefault(whole, []).append((by, count))
+        steps.append((stride, count))
+    used = [symbol for whole in digits for symbol in whole.free_symbols & {axis.symbol for axis in loops}]
+    are_whole = all(_joined(parts) == _joined([(sympy.S.One, sizes[w])]) for w, parts in digits.items())
+    return _joined(steps) if are_whole and len(used) == len({*used}) else None
 
 
 def _joined(steps: _Steps) -> _Steps:
     """The fewest steps with the same offsets, in an order of their own."""
-    left = [(_plain(stride), _plain(n)) for stride, n in steps if n != 1]
+    left = [(_plain(stride), size) for stride, n in steps if (size := _plain(n)) != 1]
     for outer, inner in itertools.permutations(left, 2):
-        size = inner[0] * inner[1]
-        if outer[0] == size or (not isinstance(size, int) and sympy.expand(outer[0] - size) == 0):
+        if outer[0] == _plain(inner[0] * inner[1]):
             rest = [step for step in left if step is not outer and step is not inner]
             return _joined([*rest, (inner[0], outer[1] * inner[1])])
     return sorted(left, key=str)
 
 
 def _plain(size: sympy.Expr | int) -> sympy.Expr | int:
-    """An int, where it is one: products of these are faster."""
-    return size if isinstance(size, int) else int(size) if size.is_Integer else sympy.expand(size)
+    """An int, where it is one, else the form that all equal sizes have."""
+    if not isinstance(size, int) and not size.is_Integer:
+        size = canonical(size)
+    return size if isinstance(size, int) else int(size) if size.is_Integer else size
 
 
 def _verify_blocked(program: LoopProgram) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from ..inductor.graphs import AGAIN, is_computed_again, is_lowered_pointwise, prepare_softmax_online
-from ..inductor.symbols import depends_on_data
+from ..inductor.symbols import depends_on_data, once_a_graph
 from ..inductor.tensors import is_symbolic
 from ..ir.dtypes import FLOAT8
 from ..ir.reductions import AMAX, AMIN, SUM, XOR, ReductionKind
@@ -103,8 +103,10 @@ def shape_of(node: Node) -> tuple[Size, ...] | None:
     val = fake(node)
     if val is None:
         return None
-    if not is_symbolic(val):
-        return tuple(val.shape)
+    return once_a_graph(val, lambda: _shape(val)) if is_symbolic(val) else tuple(val.shape)
+
+
+def _shape(val: torch.Tensor) -> tuple[Size, ...] | None:
     shape = tuple(map(size_of, val.shape))
     symbolic = [n for n in (*shape, *map(size_of, val.stride())) if not isinstance(n, int)]
     return None if any(depends_on_data(s) for n in symbolic for s in n.free_symbols) else shape

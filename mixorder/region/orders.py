@@ -103,14 +103,15 @@ class Orders(dict[Node, Order]):
     def _widest(self, node: Node, known: Iterable[Node]) -> Order | None:
         """A pointwise result's order: along each dim that of an operand as long as the result. None if two
         dims would be of the same factor, as in an outer product of a vector with itself: it has elements
-        that no place in the space has."""
+        that no place in the space has; or if a dim has fewer elements than an operand, as torch may state of
+        a symbolic size of one."""
         shape, runs = self.shape_of(node) or (), dict[int, Run]()
         for arg in known:
             own = self.shape_of(arg) or ()
             for d, n in enumerate(own, start=len(shape) - len(own)):
                 if n != 1:
                     runs.setdefault(d, self[arg][d - len(shape) + len(own)])
-        if any(n != 1 and d not in runs for d, n in enumerate(shape)):
+        if any(product(factor.size for factor in runs.get(d, ())) != n for d, n in enumerate(shape)):
             return None
         order = tuple(runs.get(d, ()) for d in range(len(shape)))
         return order if are_disjoint(flat(order)) else None

@@ -15,6 +15,7 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Sequence
 
+import torch
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
@@ -33,6 +34,7 @@ from .nodes import (
     reduced,
     reduction_kind,
     shape_of,
+    size_of,
 )
 from .orders import Orders, is_loop
 from .region import Region
@@ -136,7 +138,7 @@ def _is_across_memory(node: Node, orders: Orders, source: Node) -> bool:
     divides a long sum in the dims' order, and then reads one element of a sector. In the order of memory its
     kernels move as many bytes as ours."""
     val, what = fake(source), reduced(node)
-    if val is None or what is None or not is_dense(val) or not all(isinstance(n, int) for n in val.stride()):
+    if val is None or what is None or not _has_known_strides(val):
         return False
     way = _in_memory(orders[source], val.stride())
     in_turn = [f for d in what.dims for f in orders[operands(node)[0]][d]]
@@ -178,6 +180,10 @@ def _is_left(node: Node, run: Run, source: Node, reduced_further: bool) -> bool:
 
 class SlabGrowth(Growth):
     """Grows one region around sums over slabs."""
+
+    def __init__(self, seed: SlabSeed) -> None:
+        _check_strides(seed)
+        super().__init__(seed)
 
     def grow(self, name: str) -> Region:
         region = super().grow(name)
@@ -254,17 +260,36 @@ class SlabGrowth(Growth):
         return Space(tuple((size, kinds.get(kind, AxisClass.COLUMN)) for size, kind in axes))
 
 
+def _check_strides(seed: SlabSeed) -> None:
+    """Raise `Decline` where an axis of a kernel would have a stride that is no number, before
+    the region is grown and lowered: that takes long with symbolic sizes."""
+    node, val, shape = seed.outer[0], fake(seed.root), shape_of(seed.root)
+    assert val is not None and shape is not None
+    strides = [*map(size_of, val.stride())]
+    if all(isinstance(n, int) for n in strides):
+        return
+    orders = Orders(seed.root)
+    orders.spread(by_position({node, *filter(is_loop, above([node]))}))
+    gone = orders.reduced(node)
+    left, stride, inner = {d for d, n in enumerate(shape) if n != 1}, 1, list[tuple[Size, bool]]()
+    while (dim := next((d for d in left if strides[d] == stride), None)) is not None:
+        left.remove(dim)
+        stride = product((stride, shape[dim]))
+        for factor in reversed(orders[seed.root][dim]):
+            own = factor.stride, any(one.covers(factor) for one in gone)
+            if inner and own != inner[-1] and not isinstance(strides[dim], int):
+                detail = f"of shape {tuple(val.shape)}, one tensor has strides {tuple(val.stride())}"
+                raise Decline(DeclineReason.DYNAMIC_SHAPE, detail, node.name)
+            inner.append((factor.end, own[1]))
+
+
 def _as_read(region: Region) -> dict[Node, tuple[int, ...]]:
     """The strides of outputs that lie in memory as all inputs do, where the graph states others that nobody
     needs. Torch's group norm has contiguous gradients, also where convolutions give and take other ones."""
     assert region.orders is not None
     read, found = list[tuple[Node, tuple[int, ...]]](), dict[Node, tuple[int, ...]]()
     for node in filter(region.seed.analysis.is_full, region.inputs):
-        if (
-            (val := fake(node)) is not None
-            and is_dense(val)
-            and all(isinstance(n, int) for n in val.stride())
-        ):
+        if (val := fake(node)) is not None and _has_known_strides(val):
             read.append((node, val.stride()))
     ways = {_in_memory(region.orders[node], strides) for node, strides in read}
     for node in filter(region.seed.analysis.is_full, region.outputs if len(ways) == 1 else ()):
@@ -273,6 +298,11 @@ def _as_read(region: Region) -> dict[Node, tuple[int, ...]]:
         if strides is not None and may_lie_otherwise(node, strides):
             found[node] = strides
     return found
+
+
+def _has_known_strides(val: torch.Tensor) -> bool:
+    """Whether a tensor is dense, and its strides are numbers: only then torch is asked, which takes long."""
+    return all(isinstance(n, int) for n in val.stride()) and is_dense(val)
 
 
 def _in_memory(order: Order, strides: Sequence[int]) -> Run:

@@ -104,6 +104,7 @@ class SpaceAnalysis:
         return bool(size) and self.is_at_most(size, self.numel)
 
     @staticmethod
+    @functools.lru_cache(maxsize=4096)
     def is_at_most(size: Size, other: Size) -> bool:
         """Whether a size is, for all values of its symbols."""
         if isinstance(size, int) and isinstance(other, int):

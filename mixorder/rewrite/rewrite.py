@@ -15,7 +15,7 @@ from ..codegen.source import KernelSource
 from ..inductor.tensors import is_dense, tracing
 from ..ir.program import BufferRole, LoopProgram
 from ..region.effects import between, has_effect
-from ..region.layouts import follow, is_copied_as_stated, is_strided
+from ..region.layouts import follow, is_copied_as_stated, is_strided, lie_alike
 from ..region.nodes import fake, shape_of, unviewed
 from ..region.placement import moved
 from ..region.region import Region
@@ -69,7 +69,8 @@ def replace(
     for new, old in zip(results, region.outputs, strict=True):
         new.meta.update({k: v for k, v in old.meta.items() if k not in new.meta})
         old.replace_all_uses_with(new)
-        follow(new)
+        if not lie_alike(new.meta["val"], old.meta["val"]):
+            follow(new)
     for node in reversed(region.nodes):
         if not node.users:
             graph.erase_node(node)
