@@ -18,7 +18,7 @@ from .chained_reductions import with_chained_reductions
 from .gathers import is_made_of_pieces
 from .grow import grow
 from .near_misses import near_misses
-from .nodes import is_pointwise, is_variance, is_view, operands, reduced
+from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduced_tensor
 from .provenance import about
 from .region import Region, Seed
 from .sizes import Size, product
@@ -259,7 +259,8 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
         inner, outers = inner_now, outers_now
         reads = frozenset().union(*(analysis.full_reads(n) for n in inner))
     later = _behind_results(analysis, inner, outers, outer)
-    inner, outers = inner - later, outers - later
+    found, outers = inner - later, outers - later
+    inner = _of_this_norm(analysis, found, outer, outers)
     known = analysis.leaves(outer).union(*(analysis.leaves(n) for n in inner))
     # One that depends on a reduction and reads more belongs to another norm down the residual stream.
     outers = {
@@ -268,7 +269,9 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
         if n is outer or not analysis.depends_on(n, analysis.inner, set()) or analysis.leaves(n) <= known
     }
     outers |= _of_same_reads(analysis, inner, outers)
-    return by_position(inner), by_position(outers)
+    # Of two norms with one gradient, both dw are among them: the other norm's sums along rows read the same.
+    alike = {*map(analysis.leaves, outers)}
+    return by_position(n for n in found if n in inner or analysis.leaves(n) in alike), by_position(outers)
 
 
 def _of_same_reads(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node]) -> set[Node]:
@@ -289,6 +292,40 @@ def _behind_results(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node]
     last = position(candidates[-1])
     users = (user for result in inner - before for user in result.users)
     return {*descendants(users, lambda n: position(n) <= last)}.intersection(candidates) - {outer}
+
+
+def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers: set[Node]) -> set[Node]:
+    """Leave out inner reductions that only share recomputed activations: another norm's statistics.
+
+    A reduction of this norm lies above one of its outer reductions, or reduces the tensor that one of them
+    reduces, or it or a user of its result reads what they all read and nothing else. If that leaves none, the
+    result is all of `inner`.
+    """
+    related = [n for n in outers if _is_related(analysis, n, outer)]
+    above = {n for other in related for n in analysis.above(other)}
+    reads = [analysis.leaves(n) for n in related]
+    least, most = frozenset.intersection(*reads), frozenset.union(*reads)
+    reduced_by_outer = {reduced_tensor(n) for n in outers}
+    own = {
+        n
+        for n in inner
+        if n in above
+        or reduced_tensor(n) in reduced_by_outer
+        or any(least <= analysis.leaves(m) <= most for m in _uses(analysis, n))
+    }
+    return own or inner
+
+
+def _is_related(analysis: SpaceAnalysis, node: Node, outer: Node) -> bool:
+    """Whether one of two outer reductions reads all that the other reads, as a norm's dw and db."""
+    mine, other = analysis.leaves(outer), analysis.leaves(node)
+    return mine <= other or other <= mine
+
+
+def _uses(analysis: SpaceAnalysis, inner: Node) -> Iterator[Node]:
+    """An inner reduction, and the full-size nodes that depend on its result."""
+    yield inner
+    yield from filter(analysis.is_full, descendants(inner.users, analysis.is_traced))
 
 
 def agree(outer: Node, inner: list[Node], outers: list[Node]) -> tuple[Space, list[Node], list[Node]]:

@@ -50,6 +50,7 @@ nothing, no, yes, none = gives(None), gives(False), gives(True), empty(list)
 
 RULES: dict[str, Any] = {
     # What is looked for, and how regions grow.
+    "region.find._of_this_norm": second,
     "region.find._of_same_reads": empty(set),
     "region.find._behind_results": empty(set),
     "region.find._companions": lambda analysis, outer: [outer],
