@@ -115,7 +115,7 @@ def _steps(index: sympy.Expr, loops: Sequence[Axis]) -> _Steps | None:
                     sizes[whole] = size
         if whole not in sizes:
             return None
-        count = counts[0] if counts else sizes[whole] / by
+        count = counts[0] if counts else sympy.cancel(sizes[whole] / by)
         digits.setdefault(whole, []).append((by, count))
         steps.append((stride, count))
     used = [symbol for whole in digits for symbol in whole.free_symbols & {axis.symbol for axis in loops}]
