@@ -50,8 +50,10 @@ from .walk import ancestors, by_position, descendants, inside, needed_for, posit
 def grow(seed: Seed, name: str) -> Region:
     """The region of a seed, without what is made for reductions that did not join."""
     while True:
-        if isinstance(seed, TileSeed):
-            region = (SlabGrowth if isinstance(seed, SlabSeed) else Growth)(seed).grow(name)
+        if isinstance(seed, SlabSeed):
+            region = SlabGrowth(seed).grow(name)
+        elif isinstance(seed, TileSeed):
+            region = Growth(seed).grow(name)
         else:
             region = _best(seed, name)
         members = set(region.nodes)
