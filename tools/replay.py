@@ -7,7 +7,7 @@
 
 The graphs are the corpus' subgraphs, the casts of `tools/quantise.py`, norms at the sizes of
 `tools/bench.py`, and norms over slabs, each planned for four devices; and whole graphs of models, cases and
-casts (`lab/postgrad.py`) for one. Planning and code generation are pure functions, so that a refactoring
+casts (`lab/subgraphs.py`) for one. Planning and code generation are pure functions, so that a refactoring
 changes nothing here, and any other change shows which plans and kernels it reaches. Digests of some are in
 `tests/tools/replay.json`, what becomes of whole graphs is in `tests/tools/outcomes`, and tests compare them.
 Needs no GPU. Exit status: 0, or 1 if something differs.

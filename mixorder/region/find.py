@@ -176,7 +176,7 @@ class _Numbered:
                 self.count += 1
                 self.answered |= used
                 taken = yield region
-                if not isinstance(taken, Decline) or taken.reason is not DeclineReason.ROW_TOO_WIDE:
+                if isinstance(taken, Region):
                     self.grown |= used
                 used = set((taken if isinstance(taken, Region) else region).nodes)
         except Decline as decline:

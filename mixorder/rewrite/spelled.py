@@ -30,11 +30,13 @@ from ..ir.reductions import AMAX, SUM
 from ..region.layouts import follow, followers, has_stated_order, lie_alike
 from ..region.nodes import (
     EXTREMA,
+    REDUCTIONS,
     Reduced,
     argument,
     fake,
     is_permutation,
     is_pointwise,
+    is_variance,
     is_view,
     keeps_dims,
     operands,
@@ -79,6 +81,8 @@ class Spelling:
     def begin(self) -> None:
         """Spell nodes as reductions, then others as a `cat`."""
         nodes = [n for n in self.graph.nodes if n.op == "call_function"]
+        for node in filter(_is_of_one_element, nodes):
+            self.spell(_as_operand, [node])
         found = {n: root for n in nodes if (root := _reduced_root(n))}
         roots = {root for root, _ in found.values() if not is_permutation(root)}
         others = [_unpermuted_dims(n, root) for n, (root, _) in found.items()]
@@ -292,6 +296,26 @@ def _by_value(one: _Spelled) -> None:
         if not mask.users:
             one.sources.remove(mask)
             one.graph.erase_node(mask)
+
+
+def _is_of_one_element(node: Node) -> bool:
+    """Whether a node reduces dims of one element only, and gives that element."""
+    if node.target not in REDUCTIONS or is_variance(node) or (what := reduced(node)) is None:
+        return False
+    return product(what.shape[d] for d in what.dims) == 1
+
+
+def _as_operand(one: _Spelled) -> None:
+    """Spell a reduction of one element each as a view of what it reduces."""
+    one.joins = False
+    value, whole = operands(one.node)[0], fake(one.node)
+    assert whole is not None
+    if fake(value).dtype != whole.dtype:  # type: ignore[union-attr]
+        value = one.add(prims.convert_element_type.default, value, whole.dtype)
+    if keeps_dims(one.node):
+        one.stand_for(value)
+    else:
+        one.respell(aten.squeeze.dims, value, list(reduced_dims(one.node)))
 
 
 def _columns(node: Node) -> int | None:

@@ -86,9 +86,11 @@ MODELS = {  # by recipe
 
 def replayed() -> Iterator[tuple[str, str]]:
     """The families and recipes whose whole graphs `tools/replay.py` has: the cases, some with a dynamic batch
-    as well, casts of one, spellings and programs that are drawn, and models."""
+    as well, casts of one, spellings and programs that are drawn, programs that were written, and models."""
     from support.cases import CASES
     from support.quantised import RECIPES
+
+    from lab.written import PROGRAMS
 
     draw = Random(SEED)
     yield from ((f"cases/{name}", "bf16") for name in CASES)
@@ -98,6 +100,10 @@ def replayed() -> Iterator[tuple[str, str]]:
         yield f"spellings/{base}/{draw.randrange(1, 1 << 31)}", "bf16"
     for _ in range(24):
         yield f"programs/{draw.randrange(1 << 31)}", draw.choice(("bf16", "autocast", "fp32", "checkpoint"))
+    for name, make in PROGRAMS.items():
+        with torch.device("meta"):
+            dtype = make().inputs[0].dtype
+        yield f"written/{name}", "fp32" if dtype is torch.float32 else "bf16"
     yield from ((name, recipe) for recipe, names in MODELS.items() for name in names.split())
 
 
@@ -117,6 +123,7 @@ def build(name: str, device: str = "meta") -> tuple[nn.Module, dict[str, Any]]:
         "cases": _case,
         "demo": _demo,
         "casts": _cast,
+        "written": _written,
     }
     with torch.device(device):
         model, inputs = makers[package](family)
@@ -169,6 +176,13 @@ def _demo(norm: str) -> tuple[nn.Module, dict[str, Any]]:
     from mixorder.demo_model import Transformer
 
     return Called(Transformer(2, 768, norm)), {"x": torch.zeros(32, 512, 768, requires_grad=True)}
+
+
+def _written(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    from lab.written import PROGRAMS
+
+    program = PROGRAMS[name]()
+    return Called(program.module), {f"x{i}": x for i, x in enumerate(program.inputs)}
 
 
 def _loop(family: str) -> tuple[nn.Module, dict[str, Any]]:

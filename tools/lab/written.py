@@ -1,0 +1,259 @@
+"""Programs as people write them, from models whose training spends time on norms, casts and gates.
+
+Each maker gives a `Written`; it runs inside a device context. They were written down before anything was
+timed, so they tell what the pass does where nobody had looked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True)
+class Written:
+    """A module and its inputs, of which gradients are taken.
+
+    module: gives one tensor or several.
+    inputs: by position, in the memory order of the model.
+    unread: positions of inputs that a backward does not need.
+    written: whether the gradient of each input of `unread` is a tensor of its own, not the result's.
+    """
+
+    module: nn.Module
+    inputs: Sequence[Tensor]
+    unread: Sequence[int] = ()
+    written: bool = field(default=True)
+
+    def backward_bytes(self, results: Sequence[Tensor]) -> int:
+        """Bytes that a backward has to read and write: what it needs, the results' gradients, and its own."""
+        parameters = sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
+        read = sum(x.nbytes for i, x in enumerate(self.inputs) if i not in self.unread)
+        written = sum(x.nbytes for i, x in enumerate(self.inputs) if self.written or i not in self.unread)
+        return 2 * parameters + read + written + sum(r.nbytes for r in results)
+
+
+class Calls(nn.Module):
+    """A function of itself and its inputs; parameters and modules by name."""
+
+    def __init__(self, function: Callable[..., Any], **members: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, member in members.items():
+            setattr(self, name, nn.Parameter(member) if isinstance(member, Tensor) else member)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self, *inputs)
+
+
+def _given(*shape: int, dtype: torch.dtype = BF16, channels_last: bool = False) -> Tensor:
+    x = torch.randn(shape, dtype=dtype)
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
+    return x.requires_grad_()
+
+
+def _norm(norm: nn.Module, then: Callable[..., Any] = lambda x: x, dtype: torch.dtype = BF16) -> Calls:
+    """A norm in a dtype, and what is computed of its result and of further inputs."""
+    return Calls(lambda self, x, *others: then(self.norm(x), *others), norm=norm.to(dtype))
+
+
+def _by_hand_over_channels(self: Any, x: Tensor) -> Tensor:
+    mean = x.mean(1, keepdim=True)
+    variance = (x - mean).pow(2).mean(1, keepdim=True)
+    x = (x - mean) / torch.sqrt(variance + 1e-6)
+    return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+def _over_channels(channels_last: bool) -> Written:
+    module = Calls(
+        _by_hand_over_channels, weight=torch.ones(96, dtype=BF16), bias=torch.zeros(96, dtype=BF16)
+    )
+    return Written(module, [_given(64, 96, 56, 56, channels_last=channels_last)])
+
+
+def glu() -> Written:
+    def gated(self: Any, h: Tensor) -> Tensor:
+        a, g = (h + self.bias).chunk(2, -1)
+        return a * F.gelu(g)
+
+    return Written(Calls(gated, bias=torch.zeros(8192, dtype=BF16)), [_given(8192, 8192)])
+
+
+def gated_batch_norm() -> Written:
+    module = _norm(nn.BatchNorm2d(240), lambda x, gate: F.hardswish(x) * gate)
+    return Written(module, [_given(128, 240, 28, 28, channels_last=True), _given(128, 240, 1, 1)])
+
+
+def sinks() -> Written:
+    def attend(self: Any, x: Tensor) -> Tensor:
+        sink = self.sink.view(1, -1, 1, 1).expand(x.shape[0], -1, x.shape[2], 1)
+        return torch.cat([x, sink], -1).softmax(-1)[..., :-1]
+
+    # The backward reads the probabilities, of which there are as many.
+    return Written(Calls(attend, sink=torch.zeros(64, dtype=BF16)), [_given(2, 64, 512, 512)])
+
+
+def over_channels() -> Written:
+    return _over_channels(channels_last=False)
+
+
+def over_channels_last() -> Written:
+    return _over_channels(channels_last=True)
+
+
+def normalized_channels() -> Written:
+    module = Calls(
+        lambda self, x: F.normalize(x, dim=1) * math.sqrt(96) * self.weight,
+        weight=torch.ones(96, 1, 1).to(BF16),
+    )
+    return Written(module, [_given(64, 96, 56, 56)])
+
+
+def batch_norm_1d() -> Written:
+    return Written(_norm(nn.BatchNorm1d(512), F.silu), [_given(32, 512, 1000)])
+
+
+def weight_norm() -> Written:
+    # The same for each step's weight: `v` is the input here.
+    return Written(
+        Calls(lambda self, v: torch._weight_norm(v, self.g, 0), g=torch.ones(4096, 1).to(BF16)),
+        [_given(4096, 4096)],
+    )
+
+
+def prelu_global_norm() -> Written:
+    module = Calls(
+        lambda self, x: self.norm(F.prelu(x, self.alpha)),
+        norm=nn.GroupNorm(1, 512).to(BF16),
+        alpha=torch.full((1,), 0.25).to(BF16),
+    )
+    return Written(module, [_given(16, 512, 3200)])
+
+
+def instance_norm_1d() -> Written:
+    return Written(
+        _norm(nn.InstanceNorm1d(256, affine=True), lambda x: F.leaky_relu(x, 0.2)), [_given(32, 256, 4096)]
+    )
+
+
+def instance_norm_2d() -> Written:
+    return Written(
+        _norm(nn.InstanceNorm2d(64, affine=True), lambda x: F.leaky_relu(x, 0.01)), [_given(16, 64, 128, 128)]
+    )
+
+
+def group_norm_of_tokens() -> Written:
+    return Written(_norm(nn.GroupNorm(32, 2048)), [_given(8192, 2048)])
+
+
+def gated_group_norm_of_tokens() -> Written:
+    module = _norm(nn.GroupNorm(32, 2048), lambda x, gate: x * F.silu(gate))
+    return Written(module, [_given(8192, 2048), _given(8192, 2048)])
+
+
+def weighted_heads() -> Written:
+    def joined(self: Any, heads: Tensor) -> Tensor:
+        return self.norm((heads * self.weight).transpose(1, 2).reshape(16, 1024, 1024))
+
+    module = Calls(joined, norm=nn.LayerNorm(1024).to(BF16), weight=torch.ones(16, 1, 1).to(BF16))
+    return Written(module, [_given(16, 16, 1024, 64)])
+
+
+def embeddings() -> Written:
+    module = _norm(nn.LayerNorm(768), dtype=FP32)
+    module.function = lambda self, words, places, kind: self.norm(words + places + kind)
+    return Written(
+        module, [_given(64, 512, 768, dtype=FP32), _given(512, 768, dtype=FP32), _given(768, dtype=FP32)]
+    )
+
+
+def vicreg() -> Written:
+    def centred(self: Any, z: Tensor) -> tuple[Tensor, Tensor]:
+        z = z - z.mean(0)
+        return F.relu(1 - (z.var(0) + 1e-4).sqrt()).mean(), z
+
+    return Written(Calls(centred), [_given(4096, 8192, dtype=FP32)])
+
+
+def modulated() -> Written:
+    def block(self: Any, x: Tensor, y: Tensor, scale: Tensor, shift: Tensor, gate: Tensor) -> Tensor:
+        y = F.layer_norm(y, (1152,)) * (1 + scale[:, None]) + shift[:, None]
+        return x + gate[:, None] * y
+
+    wide = [_given(64, 256, 1152) for _ in range(2)]
+    return Written(Calls(block), [*wide, *(_given(64, 1152) for _ in range(3))], unread=[0], written=False)
+
+
+def group_norm_alone() -> Written:
+    return Written(_norm(nn.GroupNorm(32, 320), F.silu), [_given(8, 320, 64, 64, channels_last=True)])
+
+
+def batch_norm_result() -> Written:
+    return Written(_norm(nn.BatchNorm2d(256), F.relu), [_given(128, 256, 14, 14, channels_last=True)])
+
+
+def batch_norm_result_7() -> Written:
+    return Written(_norm(nn.BatchNorm2d(2048), F.relu), [_given(128, 2048, 7, 7, channels_last=True)])
+
+
+def _frozen(norm: nn.Module) -> Written:
+    norm.to(BF16).requires_grad_(False)
+    return Written(norm, [_given(8192, 4096)])
+
+
+def frozen_layer_norm() -> Written:
+    return _frozen(nn.LayerNorm(4096))
+
+
+def frozen_rms_norm() -> Written:
+    return _frozen(nn.RMSNorm(4096))
+
+
+def group_norm_by_hand() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        batch, height, width, channels = x.shape
+        groups = x.reshape(batch, height * width, 32, channels // 32)
+        mean = groups.mean((1, 3), keepdim=True)
+        variance = groups.var((1, 3), keepdim=True, unbiased=False)
+        return ((groups - mean) * (variance + 1e-5).rsqrt()).reshape(x.shape) * self.weight + self.bias
+
+    module = Calls(norm, weight=torch.ones(320, dtype=BF16), bias=torch.zeros(320, dtype=BF16))
+    return Written(module, [_given(8, 64, 64, 320)])
+
+
+PROGRAMS: dict[str, Callable[[], Written]] = {
+    make.__name__: make
+    for make in (
+        glu,
+        gated_batch_norm,
+        sinks,
+        over_channels,
+        over_channels_last,
+        normalized_channels,
+        batch_norm_1d,
+        weight_norm,
+        prelu_global_norm,
+        instance_norm_1d,
+        instance_norm_2d,
+        group_norm_of_tokens,
+        gated_group_norm_of_tokens,
+        weighted_heads,
+        embeddings,
+        vicreg,
+        modulated,
+        group_norm_alone,
+        batch_norm_result,
+        batch_norm_result_7,
+        frozen_layer_norm,
+        frozen_rms_norm,
+        group_norm_by_hand,
+    )
+}
