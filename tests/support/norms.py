@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixorder.region.axes import Reduced, columns_alone
 
-from .case import HEADS, TOKENS, Case, Fused, Shapes, columns, pairs, wide
+from .case import HEADS, MATRIX, TOKENS, Case, Fused, Shapes, columns, pairs, wide
 
 
 class Weighted(nn.Module):
@@ -244,6 +244,11 @@ NORMS = {
     "DiT block": Case(columns(DiTBlock), IMAGES, with_bias, inputs=(None, None)),
     "scale-shift table": Case(columns(ScaleShiftTable), TOKENS, pairs((2, 2))),
     "no parameters, Linear as gate": Case(columns(GatedByLinear), TOKENS, pairs((1, 1))),
+    "GroupNorm of tokens": Case(
+        lambda n, c: nn.GroupNorm(4, c),
+        MATRIX,
+        lambda n, c: [(f"row {n} x batch 4 x column {c // 4}", 2, 2)],
+    ),
     "DyT": Case(columns(DyT), TOKENS, pairs((1, 2))),
     "norm of a gated product": Case(columns(NormOfGatedProduct), TOKENS, of_chunks),
 }
