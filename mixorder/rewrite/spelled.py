@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from ..region.nodes import (
     Reduced,
     argument,
     fake,
+    is_masked_write,
     is_permutation,
     is_pointwise,
     is_variance,
@@ -47,10 +48,12 @@ from ..region.nodes import (
     stated_by,
     unviewed,
 )
+from ..region.orders import is_loop
 from ..region.sizes import product
+from ..region.slabs import SHORT
 from ..region.space_analysis import takes_operands
 from ..region.tile import is_within_tile
-from ..region.walk import by_position, closure, position
+from ..region.walk import by_position, closure, descendants, position
 from .graph_writer import is_launched
 from .pieces import Piece, Pieces, pieces_of, pieces_read, shared_pieces
 
@@ -72,7 +75,7 @@ class Spelling:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.found: list[_Spelled] = []
+        self.found: list[_Spelled | _InOrder] = []
 
     @property
     def joining(self) -> dict[Node, frozenset[Node]]:
@@ -83,6 +86,8 @@ class Spelling:
         nodes = [n for n in self.graph.nodes if n.op == "call_function"]
         for node in filter(_is_of_one_element, nodes):
             self.spell(_as_operand, [node])
+        groups = (_InOrder(self.graph, members, order) for order, members in _across(nodes))
+        self.found += [group for group in groups if group.nodes]
         found = {n: root for n in nodes if (root := _reduced_root(n))}
         roots = {root for root, _ in found.values() if not is_permutation(root)}
         others = [_unpermuted_dims(n, root) for n, (root, _) in found.items()]
@@ -316,6 +321,127 @@ def _as_operand(one: _Spelled) -> None:
         one.stand_for(value)
     else:
         one.respell(aten.squeeze.dims, value, list(reduced_dims(one.node)))
+
+
+def _across(nodes: Sequence[Node]) -> Iterator[tuple[list[int], list[Node]]]:
+    """Norms over dims in the middle, such as over the channels of images: an order of dims in which these are
+    the last ones, and what computes with tensors of such a shape, in graph order. Only where elements are
+    computed with sums over these dims, and sums over all others are of the same tensors."""
+    some = {n: what for n in nodes if (what := reduced(n)) and n.target in REDUCTIONS and _is_long(what)}
+    taken = set[Node]()
+    for node, what in some.items():
+        dims, ndim = what.dims, len(what.shape)
+        if node in taken or 0 in dims or ndim - 1 in dims or product(what.shape[d] for d in dims) > SHORT:
+            continue
+        others = tuple(d for d in range(ndim) if d not in dims)
+        alike = {n: over.dims for n, over in some.items() if over.shape == what.shape}
+        wanted = {n for n, over in alike.items() if over in (dims, others)}
+
+        def near(one: Node, shape: Any = what.shape, wanted: Collection[Node] = wanted) -> list[Node]:
+            around = (*operands(one), *one.users) if one not in wanted else operands(one)
+            return [n for n in around if n in wanted or (_is_elementwise(n) and shape_of(n) == shape)]
+
+        members = set(closure([node], near))
+        read = {arg for n in members for arg in operands(n)}
+        members |= {n for n in wanted if not read.isdisjoint(operands(n))}
+        again = any(n not in wanted and n in members for n in descendants(node.users, is_loop))
+        if again and any(alike.get(n) == others for n in members):
+            taken |= members
+            yield [*others, *dims], by_position(members)
+
+
+def _is_long(what: Reduced) -> bool:
+    """Whether a reduction is of at least two dims, none of which is symbolic or short."""
+    return len(what.shape) > 2 and all(isinstance(n, int) and n > 1 for n in what.shape)
+
+
+def _is_elementwise(node: Node) -> bool:
+    """Whether each element of a node is computed of those at the same place of its operands."""
+    return (is_pointwise(node) and not is_masked_write(node)) or node.target is aten.expand.default
+
+
+class _InOrder:
+    """Nodes that compute what they computed with the dims of all operands in another order. They are restored
+    if no region takes any, and stay otherwise. `nodes`: none if one cannot be spelled so."""
+
+    joins = False
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node], order: list[int]) -> None:
+        self.graph, self.nodes, self.order = graph, nodes, order
+        self.back = [order.index(d) for d in range(len(order))]
+        self.before = [(n.target, n.args, n.kwargs, n.meta["val"]) for n in nodes]
+        self.made: list[Node] = []
+        self.shared: dict[Node, Node] = {}  # of an operand, the same one in the other order
+        try:
+            for node in nodes:
+                self._spell(_Spelled(graph, [node]))
+        except _Differs:
+            self._restore(self.before)
+            self._erase(set(graph.nodes))
+            self.nodes = []
+        for node in self.nodes:
+            if not node.users:
+                node.target, node.args, node.kwargs = int, (0,), {}
+                del node.meta["val"]
+
+    def _spell(self, one: _Spelled) -> None:
+        one.made = self.made
+        ((target, args, kwargs, val),) = one.before
+        if (what := reduced(one.node)) is not None:
+            dims = sorted(self.back[d] for d in what.dims)
+            named = {k: v for k, v in kwargs.items() if k not in ("dim", "keepdim")}
+            value = one.add(target, self._moved(one, args[0]), dims, **{**named, "keepdim": True})
+            one.respell(aten.reshape.default, value, list(val.shape))
+            return
+        if target is aten.expand.default:
+            args = args[0], [val.shape[d] for d in self.order]
+        args, kwargs = torch.fx.map_arg((args, kwargs), functools.partial(self._moved, one))
+        one.respell(aten.permute.default, one.add(target, *args, **kwargs), self.back)
+
+    def _moved(self, one: _Spelled, arg: Node) -> Node:
+        """An operand in the other order."""
+        if arg.target is aten.permute.default and arg.args[1] == self.back and arg.args[0] in self.made:
+            return arg.args[0]  # type: ignore[return-value]
+        if arg not in self.shared:
+            shape = list(fake(arg).shape)  # type: ignore[union-attr]
+            padded = [1] * (len(self.order) - len(shape)) + shape
+            if _moves(padded, self.order):
+                value = one.add(aten.reshape.default, arg, padded)
+                self.shared[arg] = one.add(aten.permute.default, value, self.order)
+            else:
+                self.shared[arg] = one.add(aten.reshape.default, arg, [padded[d] for d in self.order])
+        return self.shared[arg]
+
+    def end(self, alive: set[Node]) -> None:
+        """Restore the nodes, if nothing was taken of them; erase what nothing reads then. `alive`: the nodes
+        of the graph."""
+        if alive.issuperset((*self.made, *self.nodes)):
+            now = {arg: self._source(one) for arg, one in self.shared.items()}
+            before = [
+                (target, *torch.fx.map_arg((args, kwargs), lambda n: now.get(n, n)), val)
+                for target, args, kwargs, val in self.before
+            ]
+            given = ((n, a) for n, one in zip(self.nodes, before, strict=True) for a in _read_by(one[1:3]))
+            if all(arg in alive and position(arg) < position(node) for node, arg in given):
+                self._restore(before)
+        self._erase(alive)
+
+    def _source(self, moved: Node) -> Node:
+        """What an operand in the other order is computed from by now."""
+        (source,) = moved.all_input_nodes
+        return self._source(source) if source in self.made else source
+
+    def _restore(self, before: Sequence[tuple[Any, ...]]) -> None:
+        for node, (target, args, kwargs, val) in zip(self.nodes, before, strict=True):
+            node.target, node.args, node.kwargs, node.meta["val"] = target, args, kwargs, val
+        for node in self.nodes:
+            follow(node)
+
+    def _erase(self, alive: set[Node]) -> None:
+        for node in reversed(by_position(alive.intersection((*self.made, *self.nodes)))):
+            if not node.users:
+                self.graph.erase_node(node)
+                alive.discard(node)
 
 
 def _columns(node: Node) -> int | None:
