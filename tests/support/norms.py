@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,6 +56,15 @@ class T5Norm(Weighted):
 class GemmaNorm(Weighted):
     def forward(self, x: Tensor) -> Tensor:
         return (over_rms(wide(x)) * (1.0 + wide(self.weight))).type_as(x)
+
+
+class ChannelNorm(Weighted):
+    """Over the channels of images, by hand, as in ConvNeXt and SAM."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(1, keepdim=True)
+        variance = (x - mean).pow(2).mean(1, keepdim=True)
+        return self.weight[:, None, None] * ((x - mean) / torch.sqrt(variance + 1e-6))
 
 
 class Fp32LayerNorm(nn.LayerNorm):
@@ -226,10 +237,24 @@ class DyT(nn.Module):
         return torch.tanh(self.alpha * x) * self.weight + self.bias
 
 
+def channels(make: Callable[[int], nn.Module]) -> Callable[..., nn.Module]:
+    return lambda n, c, *_: make(c)
+
+
+def of_pixels(n: int, c: int, h: int, w: int) -> list[Fused]:
+    return [(f"{n * h * w}x{c}", 3, 1)]
+
+
+# Pixels that accesses of several elements divide: other images of contiguous channels are left to Inductor.
+PICTURES = Shapes((64, 96, 56, 56), (3, 40, 36, 42), (3, 20, 10, 14))
 NORMS = {
     "LayerNorm": Case(columns(nn.LayerNorm), TOKENS, pairs((2, 2))),
     "LayerNorm, no bias": Case(lambda *s: nn.LayerNorm(s[-1], bias=False), TOKENS, pairs((2, 1))),
     "LayerNorm over two dims": Case(lambda *s: nn.LayerNorm(s[-2:]), TWO_DIMS, pairs((2, 2), cols=2)),
+    "LayerNorm over channels": Case(channels(ChannelNorm), PICTURES, of_pixels),
+    "LayerNorm over channels, channels-last": Case(
+        channels(ChannelNorm), PICTURES, of_pixels, memory_format=torch.channels_last
+    ),
     "LayerNorm in fp32": Case(columns(Fp32LayerNorm), TOKENS, pairs((2, 2))),
     "RMSNorm": Case(columns(nn.RMSNorm), TOKENS, pairs((1, 1))),
     "RMSNorm over two dims": Case(lambda *s: nn.RMSNorm(s[-2:]), TWO_DIMS, pairs((1, 1), cols=2)),
