@@ -47,17 +47,6 @@ class Stored(nn.Module):
         return self.norm(x).contiguous(memory_format=self.format)
 
 
-class Gated(nn.Module):
-    """The end of an inverted residual block with squeeze and excite: a gate for each channel of a sample."""
-
-    def __init__(self, samples: int, channels: int) -> None:
-        super().__init__()
-        self.norm, self.gate = nn.BatchNorm2d(channels), nn.Parameter(torch.zeros(samples, channels, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.hardswish(self.norm(x)) * self.gate
-
-
 class Responses(nn.Module):
     """ConvNeXt-V2's GRN: elements are scaled by their channel's norm in each sample, over the mean of all
     channels'. The gradients of scale and shift are sums over more axes than the statistics."""
@@ -147,13 +136,6 @@ OVER_SLABS = {
         WIDE,
         of_channels(last=True),
         inputs=(None, None),
-        memory_format=LAST,
-    ),
-    "BatchNorm2d, hardswish, gate, channels-last": Case(
-        drawn(lambda n, c, *_: Gated(n, c)),
-        CHANNELS,
-        of_channels(last=True),
-        declined=("layout",),  # the gate's gradient and the sums of channels, as a pair
         memory_format=LAST,
     ),
     "BatchNorm1d, ReLU": Case(
