@@ -176,7 +176,7 @@ class _Numbered:
                 self.count += 1
                 self.answered |= used
                 taken = yield region
-                if isinstance(taken, Region):
+                if not isinstance(taken, Decline):
                     self.grown |= used
                 used = set((taken if isinstance(taken, Region) else region).nodes)
         except Decline as decline:

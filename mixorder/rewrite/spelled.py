@@ -311,10 +311,12 @@ def _by_value(one: _Spelled) -> None:
 
 
 def _is_of_one_element(node: Node) -> bool:
-    """Whether a node reduces dims of one element only, and gives that element."""
+    """Whether a node reduces dims of one element only, and gives that element. One row, or one column, is a
+    pair's like any other number."""
     if node.target not in REDUCTIONS or is_variance(node) or (what := reduced(node)) is None:
         return False
-    return product(what.shape[d] for d in what.dims) == 1
+    long = [d for d, n in enumerate(what.shape) if n != 1]
+    return len(long) > 1 and not set(long).intersection(what.dims)
 
 
 def _as_operand(one: _Spelled) -> None:
