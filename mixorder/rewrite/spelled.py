@@ -6,7 +6,8 @@ of each row's sum, beside a sum of each column, or else that of each column's su
 or joins a pointwise loop. Every other element of a tensor
 is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
 A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows. What is
-computed of an expanded tensor and permuted is computed of that tensor, permuted and expanded. Of two equal
+computed of an expanded tensor and permuted is computed of that tensor, permuted and expanded. A norm over
+dims in the middle is computed with these last. A reduction of one element each is a view. Of two equal
 masks, a region computes the one that reads less, and Inductor reads what is stored.
 
 No result differs but for the sign of a zero that is the largest: eager does not state which of 0 and -0 that

@@ -13,6 +13,7 @@ from graphs import bf16, f32, snapshot, traced
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from mixorder.region.find import find_regions
+from mixorder.region.layouts import computed
 from mixorder.region.nodes import reduced
 from mixorder.region.orders import is_permutation
 from mixorder.rewrite.spelled import Spelling
@@ -370,3 +371,29 @@ def test_one_whose_operand_comes_later_stays() -> None:
         permuted.append(operand)
     x = torch.randn(150, 90).to(bf16)
     assert torch.equal(run(graph, x)[1], x.abs().amax(0))
+
+
+def over_channels(x: torch.Tensor, dy: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x - x.mean(1, keepdim=True)
+    return dy * w - y * (dy * y).sum(1, keepdim=True), (dy * y).sum((0, 2, 3)), dy.sum((0, 2, 3))
+
+
+@pytest.mark.parametrize("follows", [True, False], ids=["spelled", "a result would lie otherwise"])
+def test_a_norm_over_channels_is_as_before_if_no_region_takes_it(follows: bool) -> None:
+    images = (4, 6, 5, 7), f32
+    graph = traced(over_channels, images, images, ((6, 1, 1), f32))
+    for node in graph.nodes:
+        val = node.meta.get("val")
+        if node.op == "placeholder" and val.ndim == 4:
+            with val.fake_mode:
+                node.meta["val"] = val.contiguous(memory_format=torch.channels_last)
+        elif node.op == "call_function" and follows:
+            node.meta["val"] = computed(node)
+    before = [node.format_node() for node in graph.nodes]
+    spelling = Spelling(graph)
+    spelling.begin()
+    graph.lint()
+    assert ([node.format_node() for node in graph.nodes] != before) == follows
+    spelling.end()
+    graph.lint()
+    assert [node.format_node() for node in graph.nodes] == before
