@@ -196,7 +196,8 @@ class SlabGrowth(Growth):
             return self.fits(node, args)
         live = [a for a in args if self.members.get(a, False)]
         if not live:
-            return node not in self.early and self.is_beside(node) and self.fits(node, args)
+            beside = self.is_beside(node) or self.is_written_beside(node)
+            return node not in self.early and beside and self.fits(node, args)
         if columns := [a for a in args if a in self.columns]:
             fitting = is_loop(node) and len(columns) == len(live) and not self.analysis.is_full(node)
         else:
@@ -209,6 +210,15 @@ class SlabGrowth(Growth):
         gradient of a scale or of a shift of each channel, where statistics are of each sample."""
         wider = self.spans_rows(node) and self.orders.reduced(node) != self.run
         return wider and self.reads.issuperset(self.sources(node))
+
+    def is_alone(self, node: Node) -> bool:
+        return super().is_alone(node) or self.is_written_beside(node)
+
+    def is_written_beside(self, node: Node) -> bool:
+        """Whether a loop would write a node, of elements that the region reads: the gradient of a scale that
+        has all elements."""
+        is_full = is_loop(node) and self.analysis.is_full(node)
+        return is_full and self.is_stored(node) and self.reads.issuperset(self.sources(node))
 
     @property
     def run(self) -> Run:

@@ -250,7 +250,7 @@ class Growth:
         on it through what cannot join, as the layers behind do."""
         start = min(map(position, self.reads))
         below = closure(self.reads, lambda n: n.users if n in self.reads or is_loop(n) else ())
-        begins = {*self.above, *self.wanted, *(n for n in below if reduction_kind(n) is not None)}
+        begins = {*self.above, *self.wanted, *filter(self.is_alone, below)}
         may_join = {n for n in begins if position(n) >= start and n.op == "call_function"}
         heap = [(position(node), node) for node in may_join]
         heapq.heapify(heap)
@@ -292,8 +292,12 @@ class Growth:
 
     def is_apart(self, node: Node, args: list[Node]) -> bool:
         """Whether a node uses nothing of the region, and is none that it begins with or may have beside."""
-        begins = node in self.above or node in self.wanted or reduction_kind(node) is not None
+        begins = node in self.above or node in self.wanted or self.is_alone(node)
         return not begins and self.members.keys().isdisjoint(args) and self.pending.isdisjoint(args)
+
+    def is_alone(self, node: Node) -> bool:
+        """Whether a node may join that uses none of the region's."""
+        return reduction_kind(node) is not None
 
     def joins(self, node: Node, args: list[Node]) -> bool:
         live = [a for a in args if self.members.get(a, False)]
@@ -348,10 +352,8 @@ class Growth:
                 self.pull(arg)
 
     def is_read_anyway(self, node: Node) -> bool:
-        """Whether the region reads anyway what a node is made of, and only members need the node and what is
-        computed from it, up to reductions."""
-        below = closure(node.users, lambda n: () if reduction_kind(n) is not None else n.users)
-        return all(n in self.members for n in below) and self.reads >= self.sources(node)
+        """Whether the region reads anyway what a node is made of, and only members need the node."""
+        return all(n in self.members for n in node.users) and self.reads >= self.sources(node)
 
     def order(self, node: Node) -> bool:
         """Find a node's order from its operands, and theirs from their own. Returns whether it has one."""

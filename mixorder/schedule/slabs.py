@@ -67,8 +67,8 @@ RESULT_COLUMNS = 32  # of such a program, at most
 FILL_US, WARM_BYTES = 2.5, 16e6
 # How much longer kernels take (docs/lab/tuning.md): ours for tiles of several rows of a number of elements
 # that is no multiple of `NARROW`, ours and Inductor's where tensors lie along another axis, and Inductor's
-# for sums that it divides.
-NARROW, UNEVEN, ACROSS, INDUCTORS_ACROSS, DIVIDED = 4, 1.7, 1.2, 1.5, 1.25
+# for sums across memory.
+NARROW, UNEVEN, ACROSS, INDUCTORS_ACROSS, SUMS_ACROSS = 4, 1.7, 1.2, 1.5, 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -466,7 +466,7 @@ def _inductors(
 
     return [
         *[kernel(Kind.POINTWISE, computed, 1)] * (divided and written.dram > 0),
-        kernel(Kind.COLUMNS, sums, 1 + divided * reductions, DIVIDED if divided else 1.0),
+        kernel(Kind.COLUMNS, sums, 1 + divided * reductions, 1.0 if in_rows else SUMS_ACROSS),
         *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
         kernel(Kind.POINTWISE, applied, 1),
         *[baseline.Kernel(Kind.COLUMNS, added_up, blocks, 2, ())] * (len(loops.nests) > 3),
