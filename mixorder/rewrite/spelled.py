@@ -50,11 +50,11 @@ from ..region.nodes import (
     unviewed,
 )
 from ..region.orders import is_loop
-from ..region.sizes import product
+from ..region.sizes import Size, product
 from ..region.slabs import SHORT
 from ..region.space_analysis import takes_operands
 from ..region.tile import is_within_tile
-from ..region.walk import by_position, closure, descendants, position
+from ..region.walk import by_position, closure, descendants, needed_for, position
 from .graph_writer import is_launched
 from .pieces import Piece, Pieces, pieces_of, pieces_read, shared_pieces
 
@@ -487,8 +487,10 @@ def _added_first(
     """The dims that are added up first by a node that adds up all elements; None for any other node. Those
     that another reduction of the same tensors keeps, rather the last one of them; otherwise leading ones."""
     what = reduced(node) if node.target in _SUMS else None
-    if what is None or len(what.dims) < len(what.shape):
+    if what is None:
         return None
+    if len(what.dims) < len(what.shape):
+        return _of_all_sums(node, what, some, above)
     every, own, found = range(len(what.shape)), above(operands(node)[0]), list[list[int]]()
     for other, over in some.items():
         kept = [d for d in every if d not in over.dims]
@@ -503,6 +505,38 @@ def _added_first(
         if cols >= COLUMNS:
             break
     return found[0] if found else None
+
+
+def _of_all_sums(
+    node: Node, what: Reduced, some: Mapping[Node, Reduced], above: Callable[[Node], set[Node]]
+) -> list[int] | None:
+    """The dims that a sum and others of the same tensors are over, where the others are over fewer dims or
+    over others as well, and elements are computed with one of the sums: of a batch norm, of its channels'
+    sums and a gate's of each sample."""
+    dims, own = set(what.dims), above(operands(node)[0])
+    for other, over in some.items():
+        both = dims.intersection(over.dims) if over.shape == what.shape and other.target in _SUMS else set()
+        if both in (set(), dims) or 1 in (_numel(what, both), _numel(what, dims - both)):
+            continue
+        if not own.isdisjoint(above(operands(other)[0])) and _in_one_region(node, other):
+            dims = both
+    return sorted(dims) if len(dims) < len(what.dims) else None
+
+
+def _numel(what: Reduced, dims: Collection[int]) -> Size:
+    return product(what.shape[d] for d in dims)
+
+
+def _in_one_region(node: Node, other: Node) -> bool:
+    """Whether loops compute elements with the result of one of two sums, and nothing but loops is between
+    these."""
+    first, last = by_position([node, other])
+    size = product(shape_of(operands(first)[0]) or ())
+    below = [*descendants({*first.users, *last.users}, is_loop)]
+    if not any(product(shape_of(n) or ()) == size for n in below):
+        return False
+    apart = first not in needed_for([last], position(first))
+    return apart or not set(operands(last)).isdisjoint(below)
 
 
 def _add_first(one: _Spelled, dims: list[int]) -> None:
