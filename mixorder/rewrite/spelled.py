@@ -510,33 +510,33 @@ def _added_first(
 def _of_all_sums(
     node: Node, what: Reduced, some: Mapping[Node, Reduced], above: Callable[[Node], set[Node]]
 ) -> list[int] | None:
-    """The dims that a sum and others of the same tensors are over, where the others are over fewer dims or
-    over others as well, and elements are computed with one of the sums: of a batch norm, of its channels'
-    sums and a gate's of each sample."""
-    dims, own = set(what.dims), above(operands(node)[0])
+    """The dims that a sum and others of the same tensors are over, where elements are computed with the sum,
+    and the others are over fewer dims or over others as well: of a batch norm's sums of each channel and a
+    gate's of each sample."""
+    dims, near = set(what.dims), list[Node]()
     for other, over in some.items():
         both = dims.intersection(over.dims) if over.shape == what.shape and other.target in _SUMS else set()
-        if both in (set(), dims) or 1 in (_numel(what, both), _numel(what, dims - both)):
-            continue
-        if not own.isdisjoint(above(operands(other)[0])) and _in_one_region(node, other):
-            dims = both
-    return sorted(dims) if len(dims) < len(what.dims) else None
+        if both not in (set(), dims) and 1 not in (_numel(what, both), _numel(what, dims - both)):
+            near.append(other)
+    if not near or not _has_elements(node, below := {*descendants(node.users, is_loop)}):
+        return None
+    own = above(operands(node)[0])
+    for other in near:
+        first, last = by_position([node, other])
+        behind = below.isdisjoint(operands(other)) and first in needed_for([last], position(first))
+        if not behind and not own.isdisjoint(above(operands(other)[0])):
+            dims &= {*some[other].dims}
+    return sorted(dims) if 0 < len(dims) < len(what.dims) else None
+
+
+def _has_elements(node: Node, below: Collection[Node]) -> bool:
+    """Whether there are as many of some nodes' elements as a reduction is of."""
+    size = product(shape_of(operands(node)[0]) or ())
+    return any(product(shape_of(n) or ()) == size for n in below)
 
 
 def _numel(what: Reduced, dims: Collection[int]) -> Size:
     return product(what.shape[d] for d in dims)
-
-
-def _in_one_region(node: Node, other: Node) -> bool:
-    """Whether loops compute elements with the result of one of two sums, and nothing but loops is between
-    these."""
-    first, last = by_position([node, other])
-    size = product(shape_of(operands(first)[0]) or ())
-    below = [*descendants({*first.users, *last.users}, is_loop)]
-    if not any(product(shape_of(n) or ()) == size for n in below):
-        return False
-    apart = first not in needed_for([last], position(first))
-    return apart or not set(operands(last)).isdisjoint(below)
 
 
 def _add_first(one: _Spelled, dims: list[int]) -> None:

@@ -31,6 +31,7 @@ from ..ir.program import (
     Reduce,
     Statement,
     Store,
+    Value,
     closure,
     operands,
 )
@@ -433,26 +434,60 @@ def _inductors(
     before the elements: that reads them again from L2. Last comes that of sums over the elements."""
     assert isinstance(facts, SlabFacts)
     blocks = facts.numel // baseline.BLOCK + 1
-    second, outputs = loops.nests[1], {b.name for b in loops.role(BufferRole.OUTPUT)}
+    first, second, third, *_ = loops.nests
+    outputs = {b.name for b in loops.role(BufferRole.OUTPUT)}
     handed = [s for s in second.body if isinstance(s, Store) and s.buffer not in outputs]
     between = Nest(second.loops, closure(second.body, handed)).reduced
     in_rows = len(facts.sizes) - 1 in facts.summed
     divided = baseline.is_divided(facts.rows, facts.cols, in_rows, device)
-    if any(isinstance(s, PartialAccumulate) and s.moments for s in loops.nests[0].body):
+    if any(isinstance(s, PartialAccumulate) and s.moments for s in first.body):
         return _of_statistics(facts, sums, applied, device)
+    kernels = {
+        axes: baseline.Kernel(
+            Kind.COLUMNS,
+            _work(loops, Nest(first.axes, body := closure(first.body, own))),
+            blocks,
+            1 + divided * sum(isinstance(s, PartialAccumulate) for s in body),
+            (),
+        )
+        for axes, own in _by_axes(loops).items()
+    }
     if len(between) == 1 and not divided:
+        kernels.pop(between, None)
         read = Work(0, sums.l2, sums.instructions)
-        return [baseline.Kernel(Kind.LOOPED, applied + read, facts.cols, 1, ())]
-    reductions = sum(isinstance(s, PartialAccumulate) for s in loops.nests[0].body)
-    more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - 1
-    stored = {s.buffer for s in loops.nests[2].accesses() if isinstance(s, Store)}
+        return [baseline.Kernel(Kind.LOOPED, applied + read, facts.cols, 1, ()), *kernels.values()]
+    more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - len(kernels)
+    stored = {s.buffer for s in third.accesses() if isinstance(s, Store)}
     added_up = baseline.total(loops, baseline.moved_once(loops, stored))
     return [
-        baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + divided * reductions, ()),
+        *kernels.values(),
         *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
         baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
         *[baseline.Kernel(Kind.COLUMNS, added_up, blocks, 2, ())] * (len(loops.nests) > 3),
     ]
+
+
+def _by_axes(loops: LoopProgram) -> dict[frozenset[sympy.Symbol], list[Statement]]:
+    """The sums of the first nest by their axes, for which Inductor has a kernel each: it has a sum that
+    nothing but another sum reads over the axes of both. What is stored beside is with the most sums."""
+    first, second, *_ = loops.nests
+    users = {
+        s.name: [u for u in second.body if s.name in operands(u)] for s in second.body if isinstance(s, Value)
+    }
+    found, others = dict[frozenset[sympy.Symbol], list[Statement]](), list[Statement]()
+    for stmt in first.body:
+        if isinstance(stmt, PartialAccumulate):
+            (load,) = (s for s in second.body if isinstance(s, Load) and s.buffer == stmt.buffer)
+            (total,) = users[load.name]
+            assert isinstance(total, Reduce)
+            axes = frozenset(total.axes)
+            while len(users[total.name]) == 1 and isinstance(total := users[total.name][0], Reduce):
+                axes |= frozenset(total.axes)
+            found.setdefault(axes, []).append(stmt)
+        elif isinstance(stmt, Store):
+            others.append(stmt)
+    max(found.values(), key=len).extend(others)
+    return found
 
 
 def _of_statistics(facts: SlabFacts, sums: Work, applied: Work, device: DeviceInfo) -> list[baseline.Kernel]:
