@@ -40,11 +40,19 @@ def partition(region: Region) -> list[Region]:
     `region` has one."""
     found = []
     behind = frozenset(_behind_inner(region))
-    last = frozenset(_last_steps(region))
-    for without in (last, *({n} for n in (*region.outer, *region.inner)), behind):
+    for without in (*({n} for n in (*region.outer, *region.inner)), behind):
         if without and (part := _smaller(region, frozenset(without))) is not None:
             found.append(part)
     return found
+
+
+def without_last_steps(region: Region) -> Region | None:
+    """The region without the reductions of small results that no element needs, such as the last steps of the
+    gradients of a norm's parameters; None if it has none."""
+    full = region.seed.analysis.is_full
+    small = (n for n in region.outer if not full(reduced_tensor(n)))
+    last = {n for n in small if not any(map(full, dependents([n], region.nodes)))}
+    return _smaller(region, frozenset(last)) if last else None
 
 
 def leaner(region: Region, stored: Collection[Node]) -> list[Region]:
@@ -165,14 +173,6 @@ def _behind_inner(region: Region) -> Iterator[Node]:
     needed = set().union(*(region.seed.analysis.above(n) for n in (*region.inner, *region.outer)))
     below = dependents(region.inner, region.nodes).difference(region.inner, needed)
     return filter(region.seed.analysis.is_full, below)
-
-
-def _last_steps(region: Region) -> Iterator[Node]:
-    """The reductions of small results that no element needs, such as of a norm's parameters."""
-    full = region.seed.analysis.is_full
-    for node in region.outer:
-        if not full(reduced_tensor(node)) and not any(map(full, dependents([node], region.nodes))):
-            yield node
 
 
 def _without(region: Region, nodes: set[Node]) -> Region | None:

@@ -16,6 +16,7 @@ is. What no region takes is spelled as it was at the end.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from ..inductor.graphs import TWO_MASKS, triton_kernel_wrapper_functional
 from ..inductor.tensors import empty
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX, SUM
+from ..region.axes import is_outer_like
 from ..region.layouts import follow, followers, has_stated_order, lie_alike
 from ..region.nodes import (
     EXTREMA,
@@ -51,7 +53,7 @@ from ..region.nodes import (
 )
 from ..region.orders import is_loop
 from ..region.sizes import Size, product
-from ..region.slabs import SHORT
+from ..region.slabs import SHORT, reduced_further
 from ..region.space_analysis import takes_operands
 from ..region.tile import is_within_tile
 from ..region.walk import by_position, closure, descendants, needed_for, position
@@ -101,13 +103,19 @@ class Spelling:
         others = [_unpermuted_dims(n, root) for n, (root, _) in found.items()]
         above = functools.cache(_above)  # of a deep network's residual stream, all layers
         some = {n: what for n in nodes if (what := reduced(n)) and len(what.dims) < len(what.shape)}
+        further = reduced_further(nodes)
+        added_first = {n: dims for n in some if (dims := _of_slabs(n, some[n], some, further, above))}
+        some |= {n: dataclasses.replace(some[n], dims=tuple(dims)) for n, dims in added_first.items()}
+        for node in nodes:
+            if node not in some and (dims := _added_first(node, some, further, above)):
+                added_first[node] = dims
         for node in nodes:
             if node.meta.get(TWO_MASKS) and all(n.op == "call_function" for n in operands(node)):
                 self.spell(_by_value, [node])
             elif (kept := _columns(node)) is not None:
                 self.spell(_by_columns, [node], kept)
-            elif (dims := _added_first(node, some, above)) is not None:
-                self.spell(_add_first, [node], dims)
+            elif node in added_first:
+                self.spell(_add_first, [node], added_first[node])
             elif (piece := _piece(node)) is not None:
                 self.spell(_by_pairs, [node], *piece)
             elif (other := found.get(node)) and _joins(node, other[0], roots, others):
@@ -482,15 +490,16 @@ def _by_columns(one: _Spelled, kept: int) -> None:
 
 
 def _added_first(
-    node: Node, some: Mapping[Node, Reduced], above: Callable[[Node], set[Node]]
+    node: Node, some: Mapping[Node, Reduced], further: Collection[Size], above: Callable[[Node], set[Node]]
 ) -> list[int] | None:
-    """The dims that are added up first by a node that adds up all elements; None for any other node. Those
-    that another reduction of the same tensors keeps, rather the last one of them; otherwise leading ones."""
+    """The dims that are added up first by a node that adds up all elements; None for any other node. Those of
+    sums over slabs of the same tensors, or those that another reduction of these keeps, rather the last one
+    of them; otherwise leading ones."""
     what = reduced(node) if node.target in _SUMS else None
-    if what is None:
+    if what is None or len(what.dims) < len(what.shape):
         return None
-    if len(what.dims) < len(what.shape):
-        return _of_all_sums(node, what, some, above)
+    if dims := _of_slabs(node, what, some, further, above):
+        return dims
     every, own, found = range(len(what.shape)), above(operands(node)[0]), list[list[int]]()
     for other, over in some.items():
         kept = [d for d in every if d not in over.dims]
@@ -507,32 +516,39 @@ def _added_first(
     return found[0] if found else None
 
 
-def _of_all_sums(
-    node: Node, what: Reduced, some: Mapping[Node, Reduced], above: Callable[[Node], set[Node]]
-) -> list[int] | None:
-    """The dims that a sum and others of the same tensors are over, where elements are computed with the sum,
-    and the others are over fewer dims or over others as well: of a batch norm's sums of each channel and a
-    gate's of each sample."""
-    dims, near = set(what.dims), list[Node]()
-    for other, over in some.items():
-        both = dims.intersection(over.dims) if over.shape == what.shape and other.target in _SUMS else set()
-        if both not in (set(), dims) and 1 not in (_numel(what, both), _numel(what, dims - both)):
-            near.append(other)
-    if not near or not _has_elements(node, below := {*descendants(node.users, is_loop)}):
-        return None
-    own = above(operands(node)[0])
+def _of_slabs(
+    node: Node,
+    what: Reduced,
+    some: Mapping[Node, Reduced],
+    further: Collection[Size],
+    above: Callable[[Node], set[Node]],
+) -> list[int]:
+    """The dims that a sum and others of the same tensors are over, if these are fewer, and elements are
+    computed with the sum: that of a batch norm's channel, beside a gate's of each sample. Of a sum of all
+    elements, such as of an activation's parameter, those of others that elements are computed with."""
+
+    def common(over: Reduced) -> set[int]:
+        both = own.intersection(over.dims) if over.shape == what.shape else set()
+        return set() if 1 in (_numel(what, both), _numel(what, own - both)) else both
+
+    own, dims = set(what.dims), set(what.dims)
+    of_all, size = len(own) == len(what.shape), product(what.shape)
+    near = [n for n, over in some.items() if {n.target, node.target} <= {*_SUMS} and common(over)]
+    if of_all:
+        near = [n for n in near if size in further or is_outer_like(some[n])]
     for other in near:
         first, last = by_position([node, other])
-        behind = below.isdisjoint(operands(other)) and first in needed_for([last], position(first))
-        if not behind and not own.isdisjoint(above(operands(other)[0])):
+        below = {*descendants(first.users, _is_traced)}
+        from_one = below if (other if of_all else node) is first else descendants(last.users, _is_traced)
+        elements = any(product(shape_of(n) or ()) == size for n in from_one)
+        apart = first not in needed_for([last], position(first)) or last in below
+        if elements and apart and not above(operands(node)[0]).isdisjoint(above(operands(other)[0])):
             dims &= {*some[other].dims}
-    return sorted(dims) if 0 < len(dims) < len(what.dims) else None
+    return sorted(dims) if dims != own else []
 
 
-def _has_elements(node: Node, below: Collection[Node]) -> bool:
-    """Whether there are as many of some nodes' elements as a reduction is of."""
-    size = product(shape_of(operands(node)[0]) or ())
-    return any(product(shape_of(n) or ()) == size for n in below)
+def _is_traced(node: Node) -> bool:
+    return is_loop(node) or reduced(node) is not None
 
 
 def _numel(what: Reduced, dims: Collection[int]) -> Size:
