@@ -44,6 +44,7 @@ from ..region.nodes import (
     is_view,
     keeps_dims,
     operands,
+    readers,
     reduced,
     reduced_dims,
     shape_of,
@@ -68,6 +69,7 @@ _OF_ROWS = {
     aten.min.default: aten.amin.default,
 }
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)
+MANY = 32  # elements of a sum, of which a result in fp32 is a few percent
 COLUMNS, MOST_COLUMNS = 256, 8192  # lanes of a tile; sums that are added up in one more kernel of Inductor's
 _BYTES = (torch.uint8, torch.int8)
 _ALONG = (  # reductions that may keep their dims
@@ -102,13 +104,7 @@ class Spelling:
         roots = {root for root, _ in found.values() if not is_permutation(root)}
         others = [_unpermuted_dims(n, root) for n, (root, _) in found.items()]
         above = functools.cache(_above)  # of a deep network's residual stream, all layers
-        some = {n: what for n in nodes if (what := reduced(n)) and len(what.dims) < len(what.shape)}
-        further = reduced_further(nodes)
-        added_first = {n: dims for n in some if (dims := _of_slabs(n, some[n], some, further, above))}
-        some |= {n: dataclasses.replace(some[n], dims=tuple(dims)) for n, dims in added_first.items()}
-        for node in nodes:
-            if node not in some and (dims := _added_first(node, some, further, above)):
-                added_first[node] = dims
+        added_first = _added_first(nodes, above)
         for node in nodes:
             if node.meta.get(TWO_MASKS) and all(n.op == "call_function" for n in operands(node)):
                 self.spell(_by_value, [node])
@@ -489,17 +485,25 @@ def _by_columns(one: _Spelled, kept: int) -> None:
     one.respell(target, one.add(_OF_ROWS[target], source, dims, True), *args, **kwargs)  # type: ignore[index]
 
 
-def _added_first(
-    node: Node, some: Mapping[Node, Reduced], further: Collection[Size], above: Callable[[Node], set[Node]]
-) -> list[int] | None:
-    """The dims that are added up first by a node that adds up all elements; None for any other node. Those of
-    sums over slabs of the same tensors, or those that another reduction of these keeps, rather the last one
-    of them; otherwise leading ones."""
-    what = reduced(node) if node.target in _SUMS else None
-    if what is None or len(what.dims) < len(what.shape):
-        return None
-    if dims := _of_slabs(node, what, some, further, above):
-        return dims
+def _added_first(nodes: Sequence[Node], above: Callable[[Node], set[Node]]) -> dict[Node, list[int]]:
+    """For each sum that begins with another one, the dims of that."""
+    known = {n: what for n in nodes if (what := reduced(n)) is not None}
+    some = {n: what for n, what in known.items() if len(what.dims) < len(what.shape)}
+    sums, further = {n: what for n, what in some.items() if n.target in _SUMS}, reduced_further(nodes)
+    found = {n: dims for n, what in sums.items() if (dims := _of_slabs(n, what, sums, further))}
+    sums |= {n: dataclasses.replace(sums[n], dims=tuple(dims)) for n, dims in found.items()}
+    for node, what in known.items():
+        if node.target in _SUMS and node not in some:
+            dims = _of_slabs(node, what, sums, further) or _of_rows(node, what, some, above)
+            found |= {node: dims} if dims else {}
+    return found
+
+
+def _of_rows(
+    node: Node, what: Reduced, some: Mapping[Node, Reduced], above: Callable[[Node], set[Node]]
+) -> list[int]:
+    """The dims that are added up first by a node that adds up all elements. Those that another reduction of
+    the same tensors keeps, rather the last one of them; otherwise leading ones."""
     every, own, found = range(len(what.shape)), above(operands(node)[0]), list[list[int]]()
     for other, over in some.items():
         kept = [d for d in every if d not in over.dims]
@@ -513,37 +517,32 @@ def _added_first(
         found = [list(range(count))] if cols > 1 else []
         if cols >= COLUMNS:
             break
-    return found[0] if found else None
+    return found[0] if found else []
 
 
 def _of_slabs(
-    node: Node,
-    what: Reduced,
-    some: Mapping[Node, Reduced],
-    further: Collection[Size],
-    above: Callable[[Node], set[Node]],
+    node: Node, what: Reduced, sums: Mapping[Node, Reduced], further: Collection[Size]
 ) -> list[int]:
     """The dims that a sum and others of the same tensors are over, if these are fewer, and elements are
-    computed with the sum: that of a batch norm's channel, beside a gate's of each sample. Of a sum of all
-    elements, such as of an activation's parameter, those of others that elements are computed with."""
-
-    def common(over: Reduced) -> set[int]:
-        both = own.intersection(over.dims) if over.shape == what.shape else set()
-        return set() if 1 in (_numel(what, both), _numel(what, own - both)) else both
-
+    computed with the sum: that of a batch norm's channel, beside a gate's of each sample. Or there are many
+    elements to each result, as of a norm's parameters beside a table of positions. Of a sum of all elements,
+    those of others that elements are computed with, none of which is a row's of a pair, or that begin so."""
     own, dims = set(what.dims), set(what.dims)
     of_all, size = len(own) == len(what.shape), product(what.shape)
-    near = [n for n, over in some.items() if {n.target, node.target} <= {*_SUMS} and common(over)]
-    if of_all:
-        near = [n for n in near if size in further or is_outer_like(some[n])]
-    for other in near:
+    for other, over in sums.items():
+        both = dims.intersection(over.dims) if over.shape == what.shape else set()
+        count, rest = (product(what.shape[d] for d in some) for some in (both, own - both))
+        is_outer, begins = is_outer_like(over), over != reduced(other)
+        if 1 in (count, rest) or (of_all and not is_outer and size not in further):
+            continue
         first, last = by_position([node, other])
         below = {*descendants(first.users, _is_traced)}
-        from_one = below if (other if of_all else node) is first else descendants(last.users, _is_traced)
-        elements = any(product(shape_of(n) or ()) == size for n in from_one)
+        used = below if first is (other if of_all else node) else descendants(last.users, _is_traced)
+        has_elements = any(product(shape_of(n) or ()) == size for n in used)
+        many = begins if of_all else is_outer and isinstance(count, int) and count >= MANY
         apart = first not in needed_for([last], position(first)) or last in below
-        if elements and apart and not above(operands(node)[0]).isdisjoint(above(operands(other)[0])):
-            dims &= {*some[other].dims}
+        if (has_elements or many) and apart and not _read_for(node).isdisjoint(_read_for(other)):
+            dims = both
     return sorted(dims) if dims != own else []
 
 
@@ -551,8 +550,17 @@ def _is_traced(node: Node) -> bool:
     return is_loop(node) or reduced(node) is not None
 
 
-def _numel(what: Reduced, dims: Collection[int]) -> Size:
-    return product(what.shape[d] for d in dims)
+def _read_for(node: Node) -> set[Node]:
+    """What a reduction's loop computes of as many elements as it reduces, and reads: what other operators
+    read is in memory."""
+
+    def above(one: Node) -> list[Node]:
+        stored = one not in own and not all(map(_is_traced, readers(one, is_view)))
+        return [] if stored or not is_loop(one) else operands(one)
+
+    own = operands(node)
+    size = product(shape_of(own[0]) or ())
+    return {n for n in closure(own, above) if product(shape_of(n) or ()) == size}
 
 
 def _add_first(one: _Spelled, dims: list[int]) -> None:
