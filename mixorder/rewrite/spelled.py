@@ -528,20 +528,28 @@ def _of_slabs(
     elements to each result, as of a norm's parameters beside a table of positions. Of a sum of all elements,
     those of others that elements are computed with, none of which is a row's of a pair, or that begin so."""
     own, dims = set(what.dims), set(what.dims)
-    of_all, size = len(own) == len(what.shape), product(what.shape)
+    of_all, size, val = len(own) == len(what.shape), product(what.shape), fake(operands(node)[0])
     for other, over in sums.items():
         both = dims.intersection(over.dims) if over.shape == what.shape else set()
         count, rest = (product(what.shape[d] for d in some) for some in (both, own - both))
         is_outer, begins = is_outer_like(over), over != reduced(other)
         if 1 in (count, rest) or (of_all and not is_outer and size not in further):
             continue
+        below, after = ({*descendants(n.users, _is_traced)} for n in (node, other))
+        has_elements, others_have = (
+            any(product(shape_of(n) or ()) == size for n in s) for s in (below, after)
+        )
+        if of_all:
+            worthwhile = others_have or begins
+        else:
+            many = is_outer and isinstance(count, int) and count >= MANY and not others_have
+            worthwhile = has_elements or many
         first, last = by_position([node, other])
-        below = {*descendants(first.users, _is_traced)}
-        used = below if first is (other if of_all else node) else descendants(last.users, _is_traced)
-        has_elements = any(product(shape_of(n) or ()) == size for n in used)
-        many = begins if of_all else is_outer and isinstance(count, int) and count >= MANY
-        apart = first not in needed_for([last], position(first)) or last in below
-        if (has_elements or many) and apart and not _read_for(node).isdisjoint(_read_for(other)):
+        apart = first not in needed_for([last], position(first))
+        if apart and not of_all and val is not None and any(val.stride(d) == 1 for d in both):
+            continue  # a pair with a common axis
+        traced = apart or last in (below if first is node else after)
+        if worthwhile and traced and not _read_for(node).isdisjoint(_read_for(other)):
             dims = both
     return sorted(dims) if dims != own else []
 

@@ -161,7 +161,7 @@ OVER_SLABS = {
         inputs=(None, None),
         memory_format=LAST,
     ),
-    "BatchNorm2d, hardswish, gate": gated(False, before=False),
+    "gate, BatchNorm2d, SiLU": gated(False, before=True),
     "BatchNorm2d, hardswish, gate, channels-last": gated(True, before=False),
     "gate, BatchNorm2d, SiLU, channels-last": gated(True, before=True),
     "factor of samples, BatchNorm2d, SiLU, channels-last": gated(True, before=True, samples=True),
