@@ -46,7 +46,7 @@ from .turned import traced_shape
 from .walk import by_position, dependents, descendants, needed_for, position, sweep
 
 SHORT = 1024  # elements that Inductor holds while it reduces them and computes with each of them again
-SHORT_ROW = 2**16  # that it reads a second time from L2, in the same kernel
+SHORT_ROW = 2048  # of a row, which one kernel reads twice in less time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

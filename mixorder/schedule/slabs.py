@@ -12,11 +12,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import sympy
 
 from ..errors import Decline, DeclineReason
+from ..inductor.config import realize_threshold
 from ..ir.hardware import ACCESS, SECTOR, WARP
 from ..ir.program import (
     NUM_SPLITS,
@@ -45,9 +47,10 @@ from .predicted import Expected, beside
 from .work import ADDRESS, DIVISION, Work, computing
 
 ELEMENTS = 4096  # of a tile
-# Of a tile, where memory is contiguous along an axis that is kept, a line of half precision; at least so many
-# where that axis is reduced.
-COLUMNS = 64
+ALONG = 2048  # and of one along contiguous rows, where that is not all that is summed
+# Of a tile, where memory is contiguous along an axis that is kept, a line of half precision, and two in the
+# third kernel, which loads no tile early; at least so many where that axis is reduced.
+COLUMNS, COLUMNS_APPLIED = 64, 128
 ALONE, LONG = 256, 1024  # elements of a row, from which on a tile has rows of one channel, and only one row
 IDLE = 1.35  # lanes of a longer tile, over those of any, that are as good
 WARPS = 4
@@ -55,17 +58,18 @@ PER_THREAD = 8  # elements, at least
 # Estimated registers of a thread, above which a tile has half as many elements. H200, 24 programs: those of
 # 216 lose up to 7% with smaller tiles, those of 232 and more take 5 to 37% less time.
 MOST_REGISTERS = 224
-PROGRAMS = 4  # of the first kernel, for each multiprocessor
+UNDER_WAY = 4 * ELEMENTS  # elements of tiles of the first kernel, on each multiprocessor
 RESULTS = 4096  # partial sums of a program of the second kernel, at most
 GROUP_RESULTS = 1024  # as many as it prefers where the contiguous axis is reduced
 IN_FLIGHT = 4  # bytes of all tensors for an element, up to which the first kernel loads the next tile early
 RESULT_COLUMNS = 32  # of such a program, at most
 # Of kernels that sum contiguous rows: microseconds until the first program has a tile, and from the last tile
-# to the sums; bytes that L2 still has for the third kernel; and how much longer tiles take that are not read
-# in wide accesses along their rows: of tensors that lie along another axis, or of several narrow rows. H100,
-# fitted to the 33 subgraphs of a draw; the median error in two others is 5 and 7%, without these 12 and 14%.
-FILL_US, WARM_BYTES, UNEVEN = 2.5, 16e6, 2.0
-NARROW_BYTES = 8  # rows of a multiple are read in accesses of as many
+# to the sums; and bytes that L2 still has for the third kernel (H100, 33 subgraphs of a draw).
+FILL_US, WARM_BYTES = 2.5, 16e6
+# How much longer kernels take (docs/lab/tuning.md): ours for tiles of several rows of a number of elements
+# that is no multiple of `NARROW`, ours and Inductor's where tensors lie along another axis, and Inductor's
+# for sums that it divides.
+NARROW, UNEVEN, ACROSS, INDUCTORS_ACROSS, DIVIDED = 4, 1.7, 1.2, 1.5, 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +180,10 @@ def _across(axes: Sequence[Axis], accesses: Iterable[Load | Store]) -> tuple[int
 def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The plan of a program over slabs. Raises `Decline` where a kernel cannot hold what it needs."""
     assert isinstance(facts, SlabFacts)
-    extents = _fitting(facts, lambda tile: facts.at_once + facts.sums / _unrolled(facts, tile))
-    applied = _fitting(facts, lambda tile: facts.applied)
+    along, all_summed = not _in_columns(facts), math.prod(facts.sizes[i] for i in facts.summed)
+    most_elements = ALONG if along and all_summed > ELEMENTS else ELEMENTS
+    extents = _fitting(facts, lambda tile: facts.at_once + facts.sums / _unrolled(facts, tile), most_elements)
+    applied = _fitting(facts, lambda tile: facts.applied, ALONG if along else ELEMENTS, COLUMNS_APPLIED)
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     steps = math.prod(tiles[i] for i in facts.summed)
     programs = math.prod(tiles) // steps
@@ -187,8 +193,8 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
             f"{[facts.results.sizes[i] for i in sorted(facts.results.reduced)]} results are reduced together"
         )
         raise Decline(DeclineReason.ROW_TOO_WIDE, detail)
-    most_programs = PROGRAMS * device.num_sm
-    wanted = -(-most_programs // programs)
+    most_programs = device.num_sm * UNDER_WAY // math.prod(extents)
+    wanted = most_programs // programs
     if split_size:
         wanted = -(-facts.rows // split_size)
     splits = max(1, min(wanted, steps, most))
@@ -226,11 +232,12 @@ def _unrolled(facts: SlabFacts, extents: tuple[int, ...]) -> int:
     return max(1, min(accesses, extents[_outermost(facts, extents)]))
 
 
-def _fitting(facts: SlabFacts, words: Callable[[tuple[int, ...]], float]) -> tuple[int, ...]:
-    """The largest tile whose `words` of an element find registers."""
-    elements = ELEMENTS
+def _fitting(
+    facts: SlabFacts, words: Callable[[tuple[int, ...]], float], elements: int, columns: int = COLUMNS
+) -> tuple[int, ...]:
+    """The largest tile of at most so many elements whose `words` of an element find registers."""
     while True:
-        extents = tile_of(facts, elements)
+        extents = tile_of(facts, elements, columns)
         each = math.prod(extents) // (WARP * warps_of(extents))
         if each <= PER_THREAD or each * words(extents) + REGISTER_OVERHEAD <= MOST_REGISTERS:
             return extents
@@ -241,7 +248,7 @@ def warps_of(extents: tuple[int, ...]) -> int:
     return max(1, min(WARPS, math.prod(extents) // (WARP * PER_THREAD)))
 
 
-def tile_of(facts: SlabFacts, elements: int) -> tuple[int, ...]:
+def tile_of(facts: SlabFacts, elements: int, columns: int = COLUMNS) -> tuple[int, ...]:
     """A tile of at most so many elements, along each axis: first along the contiguous one, then along the one
     along which other tensors are, then along those before."""
     last = len(facts.sizes) - 1
@@ -252,7 +259,7 @@ def tile_of(facts: SlabFacts, elements: int) -> tuple[int, ...]:
         if place < last and last in facts.summed and extents[last] >= (ALONE if kept else LONG):
             continue
         if place in facts.across or (place == last and _in_columns(facts)):
-            extents[place] = min(left, COLUMNS, next_power_of_2(size))
+            extents[place] = min(left, columns, next_power_of_2(size))
         elif place < last:
             extents[place] = min(left, next_power_of_2(size))
         else:
@@ -360,8 +367,7 @@ def expected_of_slabs(
     device: DeviceInfo,
     times: Times = TIMES,
 ) -> Expected:
-    """The prediction for a program over slabs. Inductor has a kernel of the sums, one that adds up their
-    parts, one of what is small, and one of what has all elements.
+    """The prediction for a program over slabs.
 
     Where lanes are along columns, a program adds up the rows of its tile at its end, through shared
     memory."""
@@ -381,13 +387,12 @@ def expected_of_slabs(
         assert isinstance(plan.totals, Applied)
         small += times.fused.load_us * _steps_of_ends(facts, plan.totals)
     warm = _again(loops) if of_rows else 0.0
-    longer = UNEVEN if of_rows and _is_uneven(facts, plan) else 1.0
+    longer = _longer(facts, plan) if of_rows else 1.0
 
     def ours(one: Work, other: Work) -> float:
         one, other = (dataclasses.replace(w, dram=w.dram * longer, l2=w.l2 * longer) for w in (one, other))
-        other = dataclasses.replace(other, dram=other.dram - warm)
-        kind = Kind.COLUMNS if of_rows else Kind.POINTWISE
-        return launch + small + times.us(kind, one, device) + times.us(Kind.POINTWISE, other, device)
+        other = dataclasses.replace(other, dram=max(0.0, other.dram - warm))
+        return launch + small + sum(times.us(Kind.POINTWISE, work, device) for work in (one, other))
 
     others = _inductors(loops, facts, sums, _computed_again(loops), device)
     ours_us = ours(sums, applied), ours(sums.idle(), applied.idle())
@@ -400,11 +405,14 @@ def _again(loops: LoopProgram) -> float:
     return min(WARM_BYTES, baseline.total(loops, baseline.moved_once(loops, again & read)).dram)
 
 
-def _is_uneven(facts: SlabFacts, plan: Plan) -> bool:
-    """Whether tiles are not read in wide accesses along their rows."""
+def _longer(facts: SlabFacts, plan: Plan) -> float:
+    """How many times as long tiles along rows take, for idle lanes and for accesses that are not wide."""
     assert isinstance(plan.totals, Applied)
-    several = math.prod(plan.totals.tile[:-1]) > 1
-    return bool(facts.across) or (several and facts.sizes[-1] * facts.item_bytes % NARROW_BYTES > 0)
+    size, tile = facts.sizes[-1], plan.totals.tile
+    longer = (1 + -(-size // tile[-1]) * tile[-1] / size) / 2
+    if math.prod(tile[:-1]) > 1 and size % NARROW:
+        longer *= UNEVEN
+    return longer * (ACROSS if facts.across else 1.0)
 
 
 def _work(program: LoopProgram, nest: Nest) -> Work:
@@ -430,8 +438,9 @@ def _computed_again(loops: LoopProgram) -> Work:
 def _inductors(
     loops: LoopProgram, facts: Facts, sums: Work, applied: Work, device: DeviceInfo
 ) -> list[baseline.Kernel]:
-    """Inductor's kernels. It has one of all where it does not divide the sums, and nothing else is reduced
-    before the elements: that reads them again from L2. Last comes that of sums over the elements."""
+    """Inductor's kernels: one of values that it stores, one of the sums and one that adds up their parts, one
+    of what is small, one of what has all elements, and one of sums over these. Where it does not divide the
+    sums, and nothing else is reduced before the elements, one kernel reads these again."""
     assert isinstance(facts, SlabFacts)
     blocks = facts.numel // baseline.BLOCK + 1
     first, second, third, *_ = loops.nests
@@ -442,27 +451,36 @@ def _inductors(
     divided = baseline.is_divided(facts.rows, facts.cols, in_rows, device)
     if any(isinstance(s, PartialAccumulate) and s.moments for s in first.body):
         return _of_statistics(facts, sums, applied, device)
-    kernels = {
-        axes: baseline.Kernel(
-            Kind.COLUMNS,
-            _work(loops, Nest(first.axes, body := closure(first.body, own))),
-            blocks,
-            1 + divided * sum(isinstance(s, PartialAccumulate) for s in body),
-            (),
+    written, computed = _stored_between(loops, facts)
+    across = INDUCTORS_ACROSS if facts.across else 1.0
+
+    def kernel(kind: Kind, work: Work, launches: int, longer: float = 1.0) -> baseline.Kernel:
+        moved = (work.dram + written.dram) * across * longer
+        return baseline.Kernel(kind, dataclasses.replace(work, dram=moved), blocks, launches, ())
+
+    by_axes = {axes: Nest(first.axes, closure(first.body, own)) for axes, own in _by_axes(loops).items()}
+    counts = {
+        axes: sum(isinstance(s, PartialAccumulate) for s in nest.body) for axes, nest in by_axes.items()
+    }
+    of_sums = {
+        axes: kernel(
+            Kind.COLUMNS, _work(loops, nest), 1 + divided * counts[axes], DIVIDED if divided else 1.0
         )
-        for axes, own in _by_axes(loops).items()
+        for axes, nest in by_axes.items()
     }
     if len(between) == 1 and not divided:
-        kernels.pop(between, None)
-        read = Work(0, sums.l2, sums.instructions)
-        return [baseline.Kernel(Kind.LOOPED, applied + read, facts.cols, 1, ()), *kernels.values()]
-    more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - len(kernels)
-    stored = {s.buffer for s in third.accesses() if isinstance(s, Store)}
-    added_up = baseline.total(loops, baseline.moved_once(loops, stored))
+        # A loop reads as slowly from L2: H200, 8192x4096 (17 MB at once) 85 us, 512x65536 (134 MB) 139.
+        work = dataclasses.replace(applied + sums, l2=0.0)
+        of_sums.pop(between, None)
+        return [baseline.Kernel(Kind.COLUMNS, work, facts.cols, 1, ()), *of_sums.values()]
+    more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - len(of_sums)
+    results = {s.buffer for s in third.accesses() if isinstance(s, Store)}
+    added_up = baseline.total(loops, baseline.moved_once(loops, results))
     return [
-        *kernels.values(),
+        *[kernel(Kind.POINTWISE, computed, 1)] * (divided and written.dram > 0),
+        *of_sums.values(),
         *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
-        baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
+        kernel(Kind.POINTWISE, applied, 1),
         *[baseline.Kernel(Kind.COLUMNS, added_up, blocks, 2, ())] * (len(loops.nests) > 3),
     ]
 
@@ -488,6 +506,27 @@ def _by_axes(loops: LoopProgram) -> dict[frozenset[sympy.Symbol], list[Statement
             others.append(stmt)
     max(found.values(), key=len).extend(others)
     return found
+
+
+def _stored_between(loops: LoopProgram, facts: SlabFacts) -> tuple[Work, Work]:
+    """The work of writing values of all elements that Inductor stores, since several loops would read many
+    tensors for them (`realize_reads_threshold`), and of computing them."""
+    first = loops.nests[0]
+    every = {axis.symbol for axis in first.axes if axis.size != 1}
+    deps, reads, stored = first.dependence(), dict[str, set[str]](), list[Statement]()
+    users = Counter(name for stmt in first.body for name in operands(stmt))
+    for stmt in first.body:
+        if isinstance(stmt, Load):
+            reads[stmt.name] = {stmt.buffer}
+        elif isinstance(stmt, Compute):
+            reads[stmt.name] = set[str]().union(*(reads.get(name, set()) for name in operands(stmt)))
+            many = len(reads[stmt.name]) > realize_threshold("reads")
+            if many and users[stmt.name] > 1 and every <= deps[stmt.name]:
+                reads[stmt.name] = {stmt.name}
+                stored.append(stmt)
+    written = float(len(stored) * facts.numel * facts.item_bytes)
+    made = Nest(first.axes, closure(first.body, stored))
+    return Work(written, written), _work(loops, made)
 
 
 def _of_statistics(facts: SlabFacts, sums: Work, applied: Work, device: DeviceInfo) -> list[baseline.Kernel]:

@@ -48,7 +48,8 @@ class Calls(nn.Module):
         super().__init__()
         self.function = function
         for name, member in members.items():
-            setattr(self, name, nn.Parameter(member) if isinstance(member, Tensor) else member)
+            is_parameter = isinstance(member, Tensor) and not isinstance(member, nn.Buffer)
+            setattr(self, name, nn.Parameter(member) if is_parameter else member)
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.function(self, *inputs)
@@ -255,5 +256,290 @@ PROGRAMS: dict[str, Callable[[], Written]] = {
         frozen_layer_norm,
         frozen_rms_norm,
         group_norm_by_hand,
+    )
+}
+
+# Thirty more: written down before any of them was compiled, and compiled in no test.
+
+
+def _calls(function: Callable[..., Any], **shapes: Sequence[int]) -> Calls:
+    """A function and parameters of these shapes."""
+    return Calls(function, **{name: torch.randn(tuple(shape)).to(BF16) for name, shape in shapes.items()})
+
+
+def dynamic_tanh() -> Written:
+    def tanh(self: Any, x: Tensor) -> Tensor:
+        return self.weight * torch.tanh(self.alpha * x) + self.bias
+
+    return Written(_calls(tanh, alpha=[1], weight=[2048], bias=[2048]), [_given(16384, 2048)])
+
+
+def evonorm() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        groups = x.reshape(32, 32, 8, 28, 28)
+        deviation = (groups.var((2, 3, 4), keepdim=True, unbiased=False) + 1e-5).sqrt()
+        x = x * torch.sigmoid(self.v * x) / deviation.expand_as(groups).reshape(x.shape)
+        return x * self.weight + self.bias
+
+    sizes = [1, 256, 1, 1]
+    return Written(_calls(norm, v=sizes, weight=sizes, bias=sizes), [_given(32, 256, 28, 28)])
+
+
+def filter_response_norm() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        x = x * torch.rsqrt(x.pow(2).mean((2, 3), keepdim=True) + 1e-6)
+        return torch.maximum(self.weight * x + self.bias, self.threshold)
+
+    sizes = [1, 128, 1, 1]
+    return Written(_calls(norm, weight=sizes, bias=sizes, threshold=sizes), [_given(64, 128, 56, 56)])
+
+
+def gated_pairs() -> Written:
+    # AlphaFold's triangle updates.
+    module = _norm(nn.LayerNorm(128), lambda x, gate: torch.sigmoid(gate) * x)
+    return Written(module, [_given(1, 384, 384, 128), _given(1, 384, 384, 128)])
+
+
+def shared_modulation() -> Written:
+    # PixArt: a table, and the time step's embedding.
+    def block(self: Any, x: Tensor, step: Tensor) -> Tensor:
+        shift, scale = (self.table[None] + step).chunk(2, dim=1)
+        return F.layer_norm(x, (1152,), eps=1e-6) * (1 + scale) + shift
+
+    return Written(_calls(block, table=[2, 1152]), [_given(16, 1024, 1152), _given(16, 2, 1152)])
+
+
+def rotated_heads() -> Written:
+    # Flux's queries.
+    def rotated(self: Any, q: Tensor) -> Tensor:
+        q = self.norm(q.view(2, 2304, 24, 128).transpose(1, 2))
+        pairs = q.float().reshape(2, 24, 2304, 64, 1, 2)
+        turned = self.table[..., 0] * pairs[..., 0] + self.table[..., 1] * pairs[..., 1]
+        return turned.reshape(q.shape).to(BF16)
+
+    table = nn.Buffer(torch.randn(1, 1, 2304, 64, 2, 2))
+    return Written(Calls(rotated, norm=nn.RMSNorm(128).to(BF16), table=table), [_given(2, 2304, 3072)])
+
+
+def normalized_residual() -> Written:
+    # nGPT.
+    def step(self: Any, h: Tensor, change: Tensor) -> Tensor:
+        h = h + self.rate * (F.normalize(change, dim=-1) - h)
+        return F.normalize(h, dim=-1)
+
+    return Written(_calls(step, rate=[2048]), [_given(8192, 2048), _given(8192, 2048)])
+
+
+def hyper_connections() -> Written:
+    def width(self: Any, streams: Tensor) -> tuple[Tensor, Tensor]:
+        entering = (streams * self.into[:, None]).sum(1)
+        return self.norm(entering), (self.mixing[:, :, None] * streams[:, None]).sum(2)
+
+    module = _calls(width, into=[4], mixing=[4, 4])
+    module.norm = nn.RMSNorm(1024).to(BF16)
+    return Written(module, [_given(4096, 4, 1024)])
+
+
+def gated_groups() -> Written:
+    # Mamba 2's norm in eight groups.
+    def norm(self: Any, y: Tensor, z: Tensor) -> Tensor:
+        y = (y * F.silu(z)).float().reshape(8192, 8, 512)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return y.reshape(8192, 4096).to(BF16) * self.weight
+
+    return Written(_calls(norm, weight=[4096]), [_given(8192, 4096), _given(8192, 4096)])
+
+
+def gated_heads() -> Written:
+    # Gated linear attention.
+    module = _norm(nn.RMSNorm(512), lambda o, gate: o * F.silu(gate))
+    return Written(module, [_given(8192, 4, 512), _given(8192, 4, 512)])
+
+
+def reversible_instance_norm() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        mean = x.mean(1, keepdim=True).detach()
+        deviation = torch.sqrt(x.var(1, keepdim=True, unbiased=False) + 1e-5).detach()
+        return (x - mean) / deviation * self.weight + self.bias
+
+    return Written(_calls(norm, weight=[321], bias=[321]), [_given(128, 336, 321)])
+
+
+def ghost_batch_norm() -> Written:
+    # TabNet.
+    def norm(self: Any, x: Tensor) -> Tensor:
+        parts = x.view(128, 128, 512)
+        mean, variance = parts.mean(1, keepdim=True), parts.var(1, keepdim=True, unbiased=False)
+        return ((parts - mean) * torch.rsqrt(variance + 1e-5)).view(x.shape) * self.weight + self.bias
+
+    return Written(_calls(norm, weight=[512], bias=[512]), [_given(16384, 512)])
+
+
+def deep_cross() -> Written:
+    def cross(self: Any, x0: Tensor, h: Tensor, x: Tensor) -> Tensor:
+        return x0 * (h + self.bias) + x
+
+    wide = [_given(16384, 1024) for _ in range(3)]
+    return Written(_calls(cross, bias=[1024]), wide, unread=[2], written=False)
+
+
+def dice() -> Written:
+    # The activation of deep interest networks.
+    def activated(self: Any, x: Tensor) -> Tensor:
+        p = torch.sigmoid(self.norm(x))
+        return p * x + (1 - p) * self.alpha * x
+
+    module = _calls(activated, alpha=[512])
+    module.norm = nn.BatchNorm1d(512, affine=False).to(BF16)
+    return Written(module, [_given(32768, 512)])
+
+
+def spatial_gate() -> Written:
+    # CBAM.
+    module = _norm(nn.BatchNorm2d(256), lambda x, gate: F.relu(x) * torch.sigmoid(gate))
+    return Written(
+        module, [_given(64, 256, 28, 28, channels_last=True), _given(64, 1, 28, 28, channels_last=True)]
+    )
+
+
+def standardized_weight() -> Written:
+    def scaled(self: Any, weight: Tensor) -> Tensor:
+        mean = weight.mean((1, 2, 3), keepdim=True)
+        variance = weight.var((1, 2, 3), keepdim=True, unbiased=False)
+        return (weight - mean) * torch.rsqrt(variance * 4608 + 1e-4) * self.gain
+
+    return Written(_calls(scaled, gain=[1024, 1, 1, 1]), [_given(1024, 512, 3, 3)])
+
+
+def scaled_layer() -> Written:
+    # CaiT, with stochastic depth.
+    def add(self: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x + self.keep * (self.scale * y)
+
+    module = _calls(add, scale=[768])
+    module.keep = nn.Buffer(torch.ones(128, 1, 1, dtype=BF16))
+    return Written(module, [_given(128, 196, 768), _given(128, 196, 768)], unread=[0], written=False)
+
+
+def biased_log_softmax() -> Written:
+    return Written(
+        _calls(lambda self, x: F.log_softmax(x + self.bias, dim=-1), bias=[16384]), [_given(4096, 16384)]
+    )
+
+
+def balanced_router() -> Written:
+    def route(self: Any, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        p = (logits.float() + self.bias).softmax(-1)
+        return p, p.mean(0).pow(2).sum() * 64, torch.logsumexp(logits.float(), -1).pow(2).mean()
+
+    return Written(_calls(route, bias=[64]), [_given(131072, 64)])
+
+
+def arc_face() -> Written:
+    def centres(self: Any, weight: Tensor) -> Tensor:
+        return F.normalize(weight, dim=1) * self.scale
+
+    return Written(_calls(centres, scale=[1]), [_given(65536, 512)])
+
+
+def point_features() -> Written:
+    # PointNet++: channels, neighbours, centroids.
+    module = _norm(nn.BatchNorm2d(128), lambda x: F.relu(x).amax(2))
+    return Written(module, [_given(16, 128, 32, 512)])
+
+
+def video_block() -> Written:
+    module = _norm(nn.BatchNorm3d(64), lambda x, shortcut: F.relu(x + shortcut))
+    return Written(module, [_given(8, 64, 16, 56, 56), _given(8, 64, 16, 56, 56)], unread=[1])
+
+
+def separated_sources() -> Written:
+    # Demucs.
+    module = _norm(nn.GroupNorm(1, 768), lambda x: F.glu(x, dim=1))
+    return Written(module, [_given(16, 768, 2000)])
+
+
+def wave_gate() -> Written:
+    def gate(self: Any, x: Tensor, condition: Tensor) -> Tensor:
+        a, b = (x + condition).chunk(2, 1)
+        return torch.tanh(a) * torch.sigmoid(b)
+
+    return Written(Calls(gate), [_given(16, 512, 4000), _given(16, 512, 1)])
+
+
+def film() -> Written:
+    module = _norm(nn.BatchNorm2d(128, affine=False), lambda x, scale, shift: F.relu(scale * x + shift) + x)
+    return Written(module, [_given(64, 128, 32, 32), _given(64, 128, 1, 1), _given(64, 128, 1, 1)])
+
+
+def adaptive_instance_norm() -> Written:
+    module = _norm(nn.InstanceNorm2d(256), lambda x, scale, shift: (1 + scale) * x + shift)
+    return Written(module, [_given(16, 256, 64, 64), _given(16, 256, 1, 1), _given(16, 256, 1, 1)])
+
+
+def spatially_adaptive_norm() -> Written:
+    # SPADE.
+    module = _norm(nn.BatchNorm2d(256, affine=False), lambda x, scale, shift: x * (1 + scale) + shift)
+    return Written(module, [_given(8, 256, 64, 64) for _ in range(3)], unread=[2])
+
+
+def demodulated_weight() -> Written:
+    # StyleGAN 2.
+    def modulated(self: Any, style: Tensor) -> Tensor:
+        weight = self.weight[None] * style[:, None, :, None, None]
+        return weight * torch.rsqrt(weight.float().pow(2).sum((2, 3, 4), keepdim=True) + 1e-8).to(BF16)
+
+    return Written(_calls(modulated, weight=[256, 256, 3, 3]), [_given(32, 256)])
+
+
+def graph_norm() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        x = x - self.share * x.mean(0, keepdim=True)
+        return self.weight * x / (x.pow(2).mean(0, keepdim=True) + 1e-5).sqrt() + self.bias
+
+    return Written(_calls(norm, share=[256], weight=[256], bias=[256]), [_given(65536, 256, dtype=FP32)])
+
+
+def norm_of_each_head() -> Written:
+    # Chameleon's queries: a scale and a shift for each head.
+    def norm(self: Any, q: Tensor) -> Tensor:
+        return F.layer_norm(q, (128,)) * self.weight + self.bias
+
+    return Written(_calls(norm, weight=[32, 128], bias=[32, 128]), [_given(8192, 32, 128)])
+
+
+UNSEEN: dict[str, Callable[[], Written]] = {
+    make.__name__: make
+    for make in (
+        dynamic_tanh,
+        evonorm,
+        filter_response_norm,
+        gated_pairs,
+        shared_modulation,
+        rotated_heads,
+        normalized_residual,
+        hyper_connections,
+        gated_groups,
+        gated_heads,
+        reversible_instance_norm,
+        ghost_batch_norm,
+        deep_cross,
+        dice,
+        spatial_gate,
+        standardized_weight,
+        scaled_layer,
+        biased_log_softmax,
+        balanced_router,
+        arc_face,
+        point_features,
+        video_block,
+        separated_sources,
+        wave_gate,
+        film,
+        adaptive_instance_norm,
+        spatially_adaptive_norm,
+        demodulated_weight,
+        graph_norm,
+        norm_of_each_head,
     )
 }
