@@ -529,11 +529,13 @@ def _of_slabs(
     those of others that elements are computed with, none of which is a row's of a pair, or that begin so."""
     own, dims = set(what.dims), set(what.dims)
     of_all, size, val = len(own) == len(what.shape), product(what.shape), fake(operands(node)[0])
+    alike = [_read_for(n) for n, over in sums.items() if over == what]  # a norm's dw reads more than its db
+    reads = (mine := _read_for(node)).union(*(read for read in alike if not read.isdisjoint(mine)))
     for other, over in sums.items():
         both = dims.intersection(over.dims) if over.shape == what.shape else set()
         count, rest = (product(what.shape[d] for d in some) for some in (both, own - both))
         is_outer, begins = is_outer_like(over), over != reduced(other)
-        if 1 in (count, rest) or (of_all and not is_outer and size not in further):
+        if 1 in (count, rest) or (of_all and not (is_outer or begins) and size not in further):
             continue
         below, after = ({*descendants(n.users, _is_traced)} for n in (node, other))
         has_elements, others_have = (
@@ -549,7 +551,7 @@ def _of_slabs(
         if apart and not of_all and val is not None and any(val.stride(d) == 1 for d in both):
             continue  # a pair with a common axis
         traced = apart or last in (below if first is node else after)
-        if worthwhile and traced and not _read_for(node).isdisjoint(_read_for(other)):
+        if worthwhile and traced and not reads.isdisjoint(_read_for(other)):
             dims = both
     return sorted(dims) if dims != own else []
 
