@@ -25,6 +25,7 @@ from .region.partition import (
     with_stored_masks,
     without_culprit,
     without_gathers,
+    without_last_steps,
 )
 from .region.producers import with_row_values
 from .region.region import Region
@@ -256,11 +257,14 @@ def _best_part(region: Region, build: Build, runner: Runner) -> RegionPlan:
 
 
 def _smaller(region: Region, runner: Runner) -> Iterator[list[Region]]:
-    """The region, the parts that it can be reduced to, those of the smallest of these, and so on."""
+    """The region, the one without last steps, the parts that it can be reduced to, those of the smallest of
+    these, and so on."""
     parts = [region]
     while parts:
         yield parts
         smallest = min(parts, key=lambda part: len(part.nodes))
+        if (part := runner.step("partition", without_last_steps, smallest)) is not None:
+            yield [part]
         parts = runner.step("partition", partition, smallest)
 
 

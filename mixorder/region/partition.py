@@ -46,6 +46,15 @@ def partition(region: Region) -> list[Region]:
     return found
 
 
+def without_last_steps(region: Region) -> Region | None:
+    """The region without the reductions of small results that no element needs, such as the last steps of the
+    gradients of a norm's parameters; None if it has none."""
+    full = region.seed.analysis.is_full
+    small = (n for n in region.outer if not full(reduced_tensor(n)))
+    last = {n for n in small if not any(map(full, dependents([n], region.nodes)))}
+    return _smaller(region, frozenset(last)) if last else None
+
+
 def leaner(region: Region, stored: Collection[Node]) -> list[Region]:
     """The region, and those of the reductions of one tensor, without the results that Inductor's loops would
     compute again as well: all but `stored`."""

@@ -295,7 +295,7 @@ class Timeline:
             spans[whole] = dataclasses.replace(span, first=min(span.first, place))
         spans |= dict.fromkeys(region.parts)
         for node in (n for n in region.outputs if n not in region.parts):
-            size = bytes_of(node) * (2 if node in region.widened else 1)
+            size = 0 if _is_first_step(node) else bytes_of(node) * (2 if node in region.widened else 1)
             spans[node] = self._shared(Span(size, place, self._last(node, place, rewrite)), node, place)
         starts = {n: place if n in self.stored else self._first(n, place) for n in bases.values()}
         copies = [Span(bytes_of(n), starts[base], place - (n in over)) for n, base in bases.items()]
@@ -435,6 +435,11 @@ def _launched(result: Node) -> Node:
     """What a launch gives, behind a view or a cast of it."""
     source = result.args[0]
     return source if getattr(source, "target", None) is operator.getitem else result  # type: ignore[return-value]
+
+
+def _is_first_step(node: Node) -> bool:
+    """Whether nothing but sums read a sum: it is as small as the workspace of one that is divided."""
+    return reduction_kind(node) is not None and all(reduction_kind(u) is not None for u in node.users)
 
 
 def _is_loop(node: Node) -> bool:

@@ -16,6 +16,7 @@ is. What no region takes is spelled as it was at the end.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from ..inductor.graphs import TWO_MASKS, triton_kernel_wrapper_functional
 from ..inductor.tensors import empty
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX, SUM
+from ..region.axes import is_outer_like
 from ..region.layouts import follow, followers, has_stated_order, lie_alike
 from ..region.nodes import (
     EXTREMA,
@@ -42,6 +44,7 @@ from ..region.nodes import (
     is_view,
     keeps_dims,
     operands,
+    readers,
     reduced,
     reduced_dims,
     shape_of,
@@ -50,11 +53,11 @@ from ..region.nodes import (
     unviewed,
 )
 from ..region.orders import is_loop
-from ..region.sizes import product
-from ..region.slabs import SHORT
+from ..region.sizes import Size, product
+from ..region.slabs import SHORT, reduced_further
 from ..region.space_analysis import takes_operands
 from ..region.tile import is_within_tile
-from ..region.walk import by_position, closure, descendants, position
+from ..region.walk import by_position, closure, descendants, needed_for, position
 from .graph_writer import is_launched
 from .pieces import Piece, Pieces, pieces_of, pieces_read, shared_pieces
 
@@ -66,6 +69,7 @@ _OF_ROWS = {
     aten.min.default: aten.amin.default,
 }
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)
+MANY = 32  # elements of a sum, of which a result in fp32 is a few percent
 COLUMNS, MOST_COLUMNS = 256, 8192  # lanes of a tile; sums that are added up in one more kernel of Inductor's
 _BYTES = (torch.uint8, torch.int8)
 _ALONG = (  # reductions that may keep their dims
@@ -100,14 +104,14 @@ class Spelling:
         roots = {root for root, _ in found.values() if not is_permutation(root)}
         others = [_unpermuted_dims(n, root) for n, (root, _) in found.items()]
         above = functools.cache(_above)  # of a deep network's residual stream, all layers
-        some = {n: what for n in nodes if (what := reduced(n)) and len(what.dims) < len(what.shape)}
+        added_first = _added_first(nodes, above)
         for node in nodes:
             if node.meta.get(TWO_MASKS) and all(n.op == "call_function" for n in operands(node)):
                 self.spell(_by_value, [node])
             elif (kept := _columns(node)) is not None:
                 self.spell(_by_columns, [node], kept)
-            elif (dims := _added_first(node, some, above)) is not None:
-                self.spell(_add_first, [node], dims)
+            elif node in added_first:
+                self.spell(_add_first, [node], added_first[node])
             elif (piece := _piece(node)) is not None:
                 self.spell(_by_pairs, [node], *piece)
             elif (other := found.get(node)) and _joins(node, other[0], roots, others):
@@ -481,14 +485,25 @@ def _by_columns(one: _Spelled, kept: int) -> None:
     one.respell(target, one.add(_OF_ROWS[target], source, dims, True), *args, **kwargs)  # type: ignore[index]
 
 
-def _added_first(
-    node: Node, some: Mapping[Node, Reduced], above: Callable[[Node], set[Node]]
-) -> list[int] | None:
-    """The dims that are added up first by a node that adds up all elements; None for any other node. Those
-    that another reduction of the same tensors keeps, rather the last one of them; otherwise leading ones."""
-    what = reduced(node) if node.target in _SUMS else None
-    if what is None or len(what.dims) < len(what.shape):
-        return None
+def _added_first(nodes: Sequence[Node], above: Callable[[Node], set[Node]]) -> dict[Node, list[int]]:
+    """For each sum that begins with another one, the dims of that."""
+    known = {n: what for n in nodes if (what := reduced(n)) is not None}
+    some = {n: what for n, what in known.items() if len(what.dims) < len(what.shape)}
+    sums, further = {n: what for n, what in some.items() if n.target in _SUMS}, reduced_further(nodes)
+    found = {n: dims for n, what in sums.items() if (dims := _of_slabs(n, what, sums, further))}
+    sums |= {n: dataclasses.replace(sums[n], dims=tuple(dims)) for n, dims in found.items()}
+    for node, what in known.items():
+        if node.target in _SUMS and node not in some:
+            dims = _of_slabs(node, what, sums, further) or _of_rows(node, what, some, above)
+            found |= {node: dims} if dims else {}
+    return found
+
+
+def _of_rows(
+    node: Node, what: Reduced, some: Mapping[Node, Reduced], above: Callable[[Node], set[Node]]
+) -> list[int]:
+    """The dims that are added up first by a node that adds up all elements. Those that another reduction of
+    the same tensors keeps, rather the last one of them; otherwise leading ones."""
     every, own, found = range(len(what.shape)), above(operands(node)[0]), list[list[int]]()
     for other, over in some.items():
         kept = [d for d in every if d not in over.dims]
@@ -502,7 +517,60 @@ def _added_first(
         found = [list(range(count))] if cols > 1 else []
         if cols >= COLUMNS:
             break
-    return found[0] if found else None
+    return found[0] if found else []
+
+
+def _of_slabs(
+    node: Node, what: Reduced, sums: Mapping[Node, Reduced], further: Collection[Size]
+) -> list[int]:
+    """The dims that a sum and others of the same tensors are over, if these are fewer, and elements are
+    computed with the sum: that of a batch norm's channel, beside a gate's of each sample. Or there are many
+    elements to each result, as of a norm's parameters beside a table of positions. Of a sum of all elements,
+    those of others that elements are computed with, none of which is a row's of a pair, or that begin so."""
+    own, dims = set(what.dims), set(what.dims)
+    of_all, size, val = len(own) == len(what.shape), product(what.shape), fake(operands(node)[0])
+    alike = [_read_for(n) for n, over in sums.items() if over == what]  # a norm's dw reads more than its db
+    reads = (mine := _read_for(node)).union(*(read for read in alike if not read.isdisjoint(mine)))
+    for other, over in sums.items():
+        both = dims.intersection(over.dims) if over.shape == what.shape else set()
+        count, rest = (product(what.shape[d] for d in some) for some in (both, own - both))
+        is_outer, begins = is_outer_like(over), over != reduced(other)
+        if 1 in (count, rest) or (of_all and not (is_outer or begins) and size not in further):
+            continue
+        below, after = ({*descendants(n.users, _is_traced)} for n in (node, other))
+        has_elements, others_have = (
+            any(product(shape_of(n) or ()) == size for n in s) for s in (below, after)
+        )
+        if of_all:
+            worthwhile = others_have or begins
+        else:
+            many = is_outer and isinstance(count, int) and count >= MANY and not others_have
+            worthwhile = has_elements or many
+        first, last = by_position([node, other])
+        apart = first not in needed_for([last], position(first))
+        if apart and not of_all and val is not None and any(val.stride(d) == 1 for d in both):
+            continue  # a pair with a common axis
+        traced = apart or last in (below if first is node else after)
+        if worthwhile and traced and not reads.isdisjoint(_read_for(other)):
+            dims = both
+    return sorted(dims) if dims != own else []
+
+
+def _is_traced(node: Node) -> bool:
+    return is_loop(node) or reduced(node) is not None
+
+
+def _read_for(node: Node) -> set[Node]:
+    """What a reduction's loop computes of as many elements as it reduces, and reads: what other operators
+    read is in memory."""
+
+    def above(one: Node) -> list[Node]:
+        stored = one not in own and not all(map(_is_traced, readers(one, is_view)))
+        return [] if stored or not is_loop(one) else operands(one)
+
+    own = operands(node)
+    size = product(shape_of(own[0]) or ())
+    return {n for n in closure(own, above) if product(shape_of(n) or ()) == size}
 
 
 def _add_first(one: _Spelled, dims: list[int]) -> None:

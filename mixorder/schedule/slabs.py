@@ -33,6 +33,7 @@ from ..ir.program import (
     Reduce,
     Statement,
     Store,
+    Value,
     closure,
     operands,
 )
@@ -442,21 +443,14 @@ def _inductors(
     sums, and nothing else is reduced before the elements, one kernel reads these again."""
     assert isinstance(facts, SlabFacts)
     blocks = facts.numel // baseline.BLOCK + 1
-    second, outputs = loops.nests[1], {b.name for b in loops.role(BufferRole.OUTPUT)}
+    first, second, third, *_ = loops.nests
+    outputs = {b.name for b in loops.role(BufferRole.OUTPUT)}
     handed = [s for s in second.body if isinstance(s, Store) and s.buffer not in outputs]
     between = Nest(second.loops, closure(second.body, handed)).reduced
     in_rows = len(facts.sizes) - 1 in facts.summed
     divided = baseline.is_divided(facts.rows, facts.cols, in_rows, device)
-    if any(isinstance(s, PartialAccumulate) and s.moments for s in loops.nests[0].body):
+    if any(isinstance(s, PartialAccumulate) and s.moments for s in first.body):
         return _of_statistics(facts, sums, applied, device)
-    if len(between) == 1 and not divided:
-        # A loop reads as slowly from L2: H200, 8192x4096 (17 MB at once) 85 us, 512x65536 (134 MB) 139.
-        work = dataclasses.replace(applied + sums, l2=0.0)
-        return [baseline.Kernel(Kind.COLUMNS, work, facts.cols, 1, ())]
-    reductions = sum(isinstance(s, PartialAccumulate) for s in loops.nests[0].body)
-    more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - 1
-    results = {s.buffer for s in loops.nests[2].accesses() if isinstance(s, Store)}
-    added_up = baseline.total(loops, baseline.moved_once(loops, results))
     written, computed = _stored_between(loops, facts)
     across = INDUCTORS_ACROSS if facts.across else 1.0
 
@@ -464,13 +458,54 @@ def _inductors(
         moved = (work.dram + written.dram) * across * longer
         return baseline.Kernel(kind, dataclasses.replace(work, dram=moved), blocks, launches, ())
 
+    by_axes = {axes: Nest(first.axes, closure(first.body, own)) for axes, own in _by_axes(loops).items()}
+    counts = {
+        axes: sum(isinstance(s, PartialAccumulate) for s in nest.body) for axes, nest in by_axes.items()
+    }
+    of_sums = {
+        axes: kernel(
+            Kind.COLUMNS, _work(loops, nest), 1 + divided * counts[axes], 1.0 if in_rows else SUMS_ACROSS
+        )
+        for axes, nest in by_axes.items()
+    }
+    if len(between) == 1 and not divided:
+        # A loop reads as slowly from L2: H200, 8192x4096 (17 MB at once) 85 us, 512x65536 (134 MB) 139.
+        work = dataclasses.replace(applied + sums, l2=0.0)
+        of_sums.pop(between, None)
+        return [baseline.Kernel(Kind.COLUMNS, work, facts.cols, 1, ()), *of_sums.values()]
+    more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - len(of_sums)
+    results = {s.buffer for s in third.accesses() if isinstance(s, Store)}
+    added_up = baseline.total(loops, baseline.moved_once(loops, results))
     return [
         *[kernel(Kind.POINTWISE, computed, 1)] * (divided and written.dram > 0),
-        kernel(Kind.COLUMNS, sums, 1 + divided * reductions, 1.0 if in_rows else SUMS_ACROSS),
+        *of_sums.values(),
         *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
         kernel(Kind.POINTWISE, applied, 1),
         *[baseline.Kernel(Kind.COLUMNS, added_up, blocks, 2, ())] * (len(loops.nests) > 3),
     ]
+
+
+def _by_axes(loops: LoopProgram) -> dict[frozenset[sympy.Symbol], list[Statement]]:
+    """The sums of the first nest by their axes, for which Inductor has a kernel each: it has a sum that
+    nothing but another sum reads over the axes of both. What is stored beside is with the most sums."""
+    first, second, *_ = loops.nests
+    users = {
+        s.name: [u for u in second.body if s.name in operands(u)] for s in second.body if isinstance(s, Value)
+    }
+    found, others = dict[frozenset[sympy.Symbol], list[Statement]](), list[Statement]()
+    for stmt in first.body:
+        if isinstance(stmt, PartialAccumulate):
+            (load,) = (s for s in second.body if isinstance(s, Load) and s.buffer == stmt.buffer)
+            (total,) = users[load.name]
+            assert isinstance(total, Reduce)
+            axes = frozenset(total.axes)
+            while len(users[total.name]) == 1 and isinstance(total := users[total.name][0], Reduce):
+                axes |= frozenset(total.axes)
+            found.setdefault(axes, []).append(stmt)
+        elif isinstance(stmt, Store):
+            others.append(stmt)
+    max(found.values(), key=len).extend(others)
+    return found
 
 
 def _stored_between(loops: LoopProgram, facts: SlabFacts) -> tuple[Work, Work]:

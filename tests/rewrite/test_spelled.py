@@ -146,6 +146,46 @@ def test_any_other_sum_of_all_is_one_of_columns(shape: tuple[int, ...], over: li
     assert snapshot(graph) == before and list(graph.nodes) == nodes
 
 
+def gated_sums(x: Any, dy: Any) -> Any:
+    db, dw = dy.sum((0, 2, 3), keepdim=True), (dy * x).sum((0, 2, 3), keepdim=True)
+    dx = dy - db - dw * x
+    return dx, (dx * x).sum((2, 3)), (dx * x).sum((0, 1, 2, 3))
+
+
+def sums_of_two_kinds(x: Any, dy: Any) -> Any:
+    return (x * dy).sum((0, 1)), dy.sum((0, 1)), (x + dy).sum(0)
+
+
+def sums_behind_a_product(x: Any, dy: Any) -> Any:
+    gate = ((x * dy).sum((0, 3)) @ x.new_ones(4, 4)).view(1, 5, 4, 1)
+    g = dy * gate
+    return g - g.sum((0, 2, 3), keepdim=True) * x
+
+
+@pytest.mark.parametrize(
+    ("sums", "shape", "over"),
+    [
+        (gated_sums, (3, 5, 4, 6), [[2, 3]] * 3),
+        (sums_of_two_kinds, (32, 5, 6), [[0], [0]]),
+        (sums_of_two_kinds, (31, 5, 6), []),
+        (sums_behind_a_product, (3, 5, 4, 6), []),
+    ],
+)
+def test_sums_begin_with_what_others_are_over_as_well(
+    sums: Any, shape: tuple[int, ...], over: list[list[int]]
+) -> None:
+    """Where elements are computed with them, or enough elements are added up; not if one waits for a matrix
+    product that reads the other."""
+    graph, args = traced(sums, (shape, f32), (shape, f32)), (torch.rand(shape), torch.rand(shape))
+    before, nodes = snapshot(graph), list(graph.nodes)
+    with spelled_as_reductions(graph):
+        added = [n for n in graph.nodes if n not in nodes]
+        assert [n.args[1] for n in added[::2]] == over
+        for mine, eager in zip(run(graph, *args), sums(*args), strict=True):
+            torch.testing.assert_close(mine, eager)
+    assert snapshot(graph) == before and list(graph.nodes) == nodes
+
+
 def test_no_region_is_looked_for_one() -> None:
     """Stock has one kernel for a product and the maximum of all its elements, though not of its columns."""
 

@@ -148,6 +148,23 @@ class ConvNeXt(nn.Module):
         return x + y.permute(0, 3, 1, 2)
 
 
+class Positions(nn.Module):
+    """BERT, ViT: a table of positions in front of the first norm, and a vector of all tokens."""
+
+    def __init__(self, tokens: int, dim: int, stream: bool) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Parameter(torch.randn(tokens, dim)), nn.LayerNorm(dim)
+        self.kind = None if stream else nn.Parameter(torch.randn(dim))
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = x + self.table
+        return (x, self.norm(x)) if self.kind is None else self.norm(x + self.kind)
+
+
+def of_positions(sums: int) -> Callable[..., list[Fused]]:
+    return lambda b, s, d: [(f"row {b} x batch {s} x column {d}", 2, sums)]
+
+
 class SwinWindows(NormAndMix):
     """Norm, partition into windows, a Linear in place of attention, and back; (batch, h, w, dim)."""
 
@@ -223,6 +240,7 @@ class GeluMLP(nn.Module):
 CONV1D = Shapes((8, 2048, 1024), (3, 1371, 760), (3, 5, 60))
 CONV = Shapes((64, 256, 56, 56), (7, 24, 27, 29), (3, 6, 5, 7))
 CONVNEXT = Shapes((64, 128, 56, 56), (5, 40, 27, 29), (2, 12, 5, 7))
+MANY = Shapes((64, 512, 768), (41, 57, 760), (35, 5, 60))
 SWIN = Shapes((64, 56, 56, 128), (5, 28, 35, 120), (2, 7, 14, 12))
 SOFTMAX = Shapes((8, 2048, 1024), (3, 1371, 760), (3, 5, 60))
 MLP = Shapes((32, 1024, 768), (3, 1371, 200), (3, 5, 60))
@@ -289,6 +307,8 @@ AROUND = {
     "ConvNeXt block": Case(
         lambda n, c, h, w: ConvNeXt(c), CONVNEXT, convnext, memory_format=torch.channels_last
     ),
+    "positions, kind, LayerNorm": Case(lambda b, s, d: Positions(s, d, False), MANY, of_positions(4)),
+    "positions, residual stream": Case(lambda b, s, d: Positions(s, d, True), MANY, of_positions(3)),
     "Swin windows": Case(columns(SwinWindows), SWIN, pairs((2, 2), (0, 1))),
 }
 

@@ -36,6 +36,19 @@ class Shifted(nn.Module):
         return F.silu(self.norm(x + self.bias[..., None, None]))
 
 
+class Gated(nn.Module):
+    """A batch norm with a factor for each channel of a sample, or for each sample, in front of it, or with
+    one behind its activation."""
+
+    def __init__(self, channels: int, *gates: int, before: bool) -> None:
+        super().__init__()
+        self.gate, self.norm, self.before = nn.Parameter(torch.zeros(gates)), nn.BatchNorm2d(channels), before
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate[..., None, None]
+        return F.silu(self.norm(x * gate)) if self.before else F.hardswish(self.norm(x)) * gate
+
+
 class Stored(nn.Module):
     """A group norm whose result is stored in some format, and with it its gradient."""
 
@@ -104,6 +117,16 @@ def of_groups(
     return fused
 
 
+def gated(last: bool, *, before: bool, samples: bool = False) -> Case:
+    def made(n: int, c: int, *_: int) -> nn.Module:
+        return Gated(c, n, 1 if samples else c, before=before)
+
+    def fused(n: int, c: int, *sizes: int) -> list[Fused]:
+        return [(space(("column", n), ("column", c), *places(sizes, last)), 0, 5)]
+
+    return Case(drawn(made), CHANNELS, fused, memory_format=LAST if last else torch.contiguous_format)
+
+
 def grouped(make: Callable[..., nn.Module], group: int, sums: int = 6) -> Case:
     """In channels-last. On a GPU, the forward's moments are over slabs as well."""
     forward = of_groups(group, 2, True, "row")
@@ -138,6 +161,10 @@ OVER_SLABS = {
         inputs=(None, None),
         memory_format=LAST,
     ),
+    "gate, BatchNorm2d, SiLU": gated(False, before=True),
+    "BatchNorm2d, hardswish, gate, channels-last": gated(True, before=False),
+    "gate, BatchNorm2d, SiLU, channels-last": gated(True, before=True),
+    "factor of samples, BatchNorm2d, SiLU, channels-last": gated(True, before=True, samples=True),
     "BatchNorm1d, ReLU": Case(
         drawn(lambda n, c: nn.Sequential(nn.BatchNorm1d(c), nn.ReLU())),
         VECTORS,
