@@ -3,7 +3,8 @@
 The largest of all elements is the largest of each column's largest: the first step is a reduction over the
 rows, as a pair's outer one, and may be computed where a region has the tensor at hand. The sum of all is that
 of each row's sum, beside a sum of each column, or else that of each column's sum: the first step makes a pair
-or joins a pointwise loop. Every other element of a tensor
+or joins a pointwise loop. Sums over several sets of dims begin with one over those that all are over. Every
+other element of a tensor
 is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
 A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows. What is
 computed of an expanded tensor and permuted is computed of that tensor, permuted and expanded. A norm over

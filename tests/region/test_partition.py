@@ -16,7 +16,7 @@ from torch.fx import Graph
 from mixorder.ir.program import BufferRole
 from mixorder.options import Options
 from mixorder.region.find import find_regions
-from mixorder.region.partition import lighter, partition
+from mixorder.region.partition import lighter, partition, without_last_steps
 from mixorder.region.region import Region
 from mixorder.report import RegionRecord
 from mixorder.rewrite.spelled import Spelling
@@ -224,3 +224,23 @@ def test_a_result_that_costs_memory_is_left_to_inductor() -> None:
     graph = traced(function, full, full, ((1024, 1024), bf16), ((1024,), bf16))
     assert len(first(graph).outputs) == 3
     assert len(record_of(graph).loops.role(BufferRole.OUTPUT)) == 2
+
+
+def test_last_steps_are_left_out_where_one_program_would_have_too_many_results() -> None:
+    """The sums over 16 samples of 512 channels, of which one group's are added up as well."""
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        both, db = (dy * x).sum(2), dy.sum(2)
+        mean = (both * w).sum(1, keepdim=True) * 1e-6
+        return dy - x * mean[:, :, None], both.sum(0), db.sum(0)
+
+    graph = traced(function, ((16, 512, 3200), bf16), ((16, 512, 3200), bf16), ((512,), f32))
+    region = first(graph)
+    part = without_last_steps(region)
+    assert part is not None and set(part.nodes) < set(region.nodes)
+    assert [tuple(n.meta["val"].shape) for n in region.outer] == [(16, 512)] * 2 + [(16, 1)] + [(512,)] * 2
+    assert [tuple(n.meta["val"].shape) for n in part.outer] == [(16, 512)] * 2 + [(16, 1)]
+    assert without_last_steps(part) is None
+    names = [n.name for n in part.outer]
+    record, *_ = ends(graph, min_numel=0)
+    assert isinstance(record, RegionRecord) and [n.name for n in record.outer] == names

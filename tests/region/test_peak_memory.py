@@ -336,3 +336,16 @@ def test_a_result_behind_a_view_is_where_the_launch_wrote_it(monkeypatch: pytest
     for item in items:
         assert item in timeline.stored and timeline.spans[item].first == timeline.index[item.args[0]]
         assert all(timeline.base[view] is item for view in item.users if view in views)
+
+
+def test_first_steps_of_sums_count_as_little_as_a_workspace() -> None:
+    """Those of a norm's parameters, beside the gradient of a table of positions."""
+
+    def function(x: Any, dy: Any, w: Any) -> Any:
+        g = dy * w
+        dx = g - x * (g * x).sum(2, keepdim=True)
+        return dx, (dy * x).sum((0, 1)), dy.sum((0, 1)), dx.sum((0, 1)), dx.sum(0)
+
+    shape = 64, 512, 768
+    record = fused(traced(function, (shape, f32), (shape, f32), ((768,), f32)))
+    assert str(record.space) == "row 64 x batch 512 x column 768" and len(record.outer) == 4

@@ -82,6 +82,7 @@ RULES: dict[str, Any] = {
     "region.partition.without_others": nothing,
     "region.partition.computing_inputs": nothing,
     "region.partition.without_gathers": nothing,
+    "region.partition.without_last_steps": nothing,
     "region.partition.with_stored_masks": nothing,
     "region.partition.without_culprit": nothing,
     "region.partition.lighter": none,
