@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
 from torch.fx import Graph, Node
@@ -33,7 +32,6 @@ from .planning import (
     by_first_strategy,
     check_layout,
     check_time,
-    plans_of,
     setting_in_force,
     tuned,
     with_contiguous,
@@ -47,7 +45,6 @@ from .region.legality import device_of, has_usable_device
 from .region.liveness import dead_after, read_after
 from .region.operators import contracted
 from .region.padding import is_filled
-from .region.partition import computing_inputs, leaner, partition, without_others
 from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
 from .region.region import Region
@@ -60,7 +57,7 @@ from .rewrite.spelled import Spelling
 from .runner import Runner
 from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
-from .schedule.predicted import check_size
+from .search import Search
 from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
 from .transform.one_hot import sum_one_hot
@@ -139,85 +136,52 @@ def _or_warn(runner: Runner, stage: str, function: Callable[..., T], *args: Any)
 def _run(
     graph: Graph, search: Callable[[], RegionSearch], options: Options, setting: Setting
 ) -> list[RegionRecord]:
-    """Fuse the regions that a search finds. What did not fit into memory is tried again once all others are
-    fused, if the peak is lower then. Of a pair whose rows are too wide, and whose sums are fused over slabs,
-    nothing is told."""
+    """Fuse the regions that a search finds. Of a pair whose rows are too wide, and whose sums are fused over
+    slabs, nothing is told."""
     started = time.perf_counter()
-    ends: list[RegionRecord | Decline] = []
-    memory = functools.cache(lambda: Timeline(graph))  # only for a graph with a region
-    runners = functools.partial(Runner, options, Dump(options.dump_dir), {})
-    each = functools.partial(_fuse_each, graph, memory, runners, setting)
-    waiting: dict[Node, tuple[int, str, int]] = {}  # by outer reduction: the end, the name, the peak
-    wide, taken = dict[int, set[Node]](), list[set[Node]]()  # pairs by their ends, and regions: reductions
-    for found, end in each(search(), lambda found: found):
-        ends.append(end)
-        if isinstance(found, Region) and isinstance(end, Decline) and end.reason is DeclineReason.MEMORY:
-            waiting |= dict.fromkeys(found.outer, (len(ends) - 1, found.name, memory().peak))
-            continue
-        if isinstance(found, Region):
-            reductions = {*found.inner, *found.outer}
-            if isinstance(end, RegionRecord):
-                taken.append(reductions)
-            elif end.reason is DeclineReason.ROW_TOO_WIDE:
-                wide[len(ends) - 1] = reductions
-                continue
-        _tell(end)
+    ended = list(_fuse_each(graph, search(), options, setting))
+    taken = [_reductions(found) for found, end in ended if isinstance(end, RegionRecord)]
 
-    def again(found: Region | Decline) -> Region | None:
-        if not isinstance(found, Region):
-            return None
-        names = [
-            name for _, name, peak in filter(None, map(waiting.get, found.outer)) if memory().peak < peak
-        ]
-        return dataclasses.replace(found, name=names[0]) if names else None
+    def is_taken(found: Region | Decline, end: RegionRecord | Decline) -> bool:
+        is_wide = isinstance(end, Decline) and end.reason is DeclineReason.ROW_TOO_WIDE
+        return is_wide and isinstance(found, Region) and any(_reductions(found) <= one for one in taken)
 
-    if any(memory().peak < peak for *_, peak in waiting.values()):
-        for found, end in each(search(), again):
-            assert isinstance(found, Region)
-            places = {waiting[n][0] for n in found.outer if n in waiting}
-            ends[min(places)] = end if isinstance(end, RegionRecord) else ends[min(places)]
-    fused_anyway = {place for place, own in wide.items() if any(own <= others for others in taken)}
-    for place in sorted({*wide, *(place for place, *_ in waiting.values())} - fused_anyway):
-        _tell(ends[place])
-    ends = [end for place, end in enumerate(ends) if place not in fused_anyway]
+    ends = [end for found, end in ended if not is_taken(found, end)]
+    for end in ends:
+        if isinstance(end, RegionRecord):
+            fused(end)
+        else:
+            declined(end)
     finished(ends, time.perf_counter() - started)
     return [end for end in ends if isinstance(end, RegionRecord)]
 
 
-def _tell(end: RegionRecord | Decline) -> None:
-    if isinstance(end, RegionRecord):
-        fused(end)
-    else:
-        declined(end)
+def _reductions(found: Region | Decline) -> set[Node]:
+    return {*found.inner, *found.outer} if isinstance(found, Region) else set()
 
 
 def _fuse_each(
-    graph: Graph,
-    memory: Callable[[], Timeline],
-    runners: Callable[[], Runner],
-    setting: Setting,
-    regions: RegionSearch,
-    wanted: Callable[[Region | Decline], Region | Decline | None],
+    graph: Graph, regions: RegionSearch, options: Options, setting: Setting
 ) -> Iterator[tuple[Region | Decline, RegionRecord | Decline]]:
-    """Fuse what a search finds, if `wanted` gives it. Yields each with its end."""
+    """Fuse what a search finds. Yields each with its end."""
+    memory = functools.cache(lambda: Timeline(graph))  # only for a graph with a region
+    known = dict[Hashable, Any]()
     taken: Region | Decline | None = None
     while True:
-        runner = runners()
+        runner = Runner(options, Dump(options.dump_dir), known)
         found: Region | Decline | None = None
         try:
             found = runner.step("find", next_region, regions, taken)
             if found is None:
                 return
             taken = None
-            if (chosen := wanted(found)) is None:
-                continue
             try:
-                taken, record = runner.step("fuse", fuse, graph, chosen, memory, runner, setting)
-                yield chosen, record
+                taken, record = runner.step("fuse", fuse, graph, found, memory, runner, setting)
+                yield found, record
             except Decline as decline:
                 taken = decline
                 runner.show("declined.txt", decline)
-                yield chosen, located(decline.kept(), chosen)
+                yield found, located(decline.kept(), found)
         except Decline as decline:  # of the search itself: there is no next region
             yield decline, decline.kept()
             return
@@ -268,48 +232,11 @@ def fuse(
 
 
 def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting) -> tuple[RegionPlan, Change]:
-    """The plan of a region or, if that takes more memory at the graph's peak than stock, of the part of it
-    that saves the most time without. Raises the region's `Decline` if there is none."""
+    """The plan of a region or of another that takes less time, or less memory at the graph's peak. Raises the
+    region's `Decline` if there is none."""
     make = functools.partial(build, runner=runner, setting=setting)
-    refusal, tried = None, [found]
-    while True:
-        fitting: list[tuple[RegionPlan, Change]] = []
-        for region in tried:
-            try:
-                plans = plans_of(region, make, runner)
-                is_pair = bool(region.inner) and not plans[0].strategy.blocked
-                runner.step("gate", check_size, plans[0].facts, runner.options.min_numel, is_pair)
-                fitting.append(fastest_within_peak(plans, timeline, runner))
-            except Decline as decline:
-                refusal = refusal or decline.kept()
-        if fitting:
-            return max(fitting, key=lambda one: one[0].expected.saved_us)
-        assert refusal is not None
-        if refusal.reason is not DeclineReason.MEMORY or tried != [found]:
-            raise refusal
-        if (own := runner.step("partition", without_others, found)) is not None:
-            found, tried = own, [own]
-            continue
-        tried = runner.step("partition", partition, found)
-        tried += runner.step("partition", leaner, found, timeline.stored)
-        if (deeper := runner.step("partition", computing_inputs, found, timeline.stored)) is not None:
-            tried += [deeper, *runner.step("partition", leaner, deeper, timeline.stored)]
-
-
-def fastest_within_peak(
-    plans: Sequence[RegionPlan], timeline: Timeline, runner: Runner
-) -> tuple[RegionPlan, Change]:
-    """The first plan that takes no more memory than stock's peak, launched as early as it can be or as late.
-    Raises the first `Decline` if all do."""
-    refusal = None
-    for plan, late in itertools.product(plans, (False, True)):
-        chosen = plan.of(dataclasses.replace(plan.region, late=True)) if late else plan
-        try:
-            return chosen, runner.step("memory", within_peak, chosen, timeline, runner)
-        except Decline as decline:
-            refusal = refusal or decline.kept()
-    assert refusal is not None
-    raise refusal
+    fits = functools.partial(within_peak, timeline=timeline, runner=runner)
+    return Search(found, make, fits, timeline.stored, runner).best()
 
 
 def within_peak(chosen: RegionPlan, timeline: Timeline, runner: Runner) -> Change:

@@ -5,38 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
-
-import torch
 
 from .codegen.source import KernelSource
 from .errors import Decline, DeclineReason, GainsNothing, MixorderError
 from .ir.program import LoopProgram
 from .record import RegionRecord, describe
 from .region import legality
-from .region.key import structural_key
 from .region.layouts import is_copied_as_stated, is_free, is_read_as_stated
-from .region.nodes import operands, unviewed
-from .region.partition import (
-    lighter,
-    partition,
-    unrounded,
-    with_stored_masks,
-    without_culprit,
-    without_gathers,
-    without_last_steps,
-)
-from .region.producers import with_row_values
 from .region.region import Region
 from .rewrite.alone import alone
 from .runner import Runner
 from .schedule import by_time, cost
 from .schedule.device import DeviceInfo
-from .schedule.facts import PRICES, Facts, RowFacts, instructions_by_node
+from .schedule.facts import Facts, RowFacts
 from .schedule.fused import fused_kernels
 from .schedule.kernel_time import TIMES
-from .schedule.outside import outside_us
 from .schedule.plan import Plan
 from .schedule.predicted import (
     Expected,
@@ -119,161 +104,13 @@ class RegionPlan(Chosen):
 
 TOO_WIDE = (DeclineReason.ROW_TOO_WIDE, DeclineReason.TOO_MANY_LIVE_TILES)  # a smaller region may have a plan
 
-Build = Callable[[Hashable | None, Region], RegionPlan | Decline]
-"""Makes the plan of a region; returns a `Decline` if no strategy has one, and raises every other one."""
 
-
-def plans_of(region: Region, build: Build, runner: Runner) -> list[RegionPlan]:
-    """The plan of a region, and those of smaller ones that compute less; the fastest first, by prediction, of
-    those that pay."""
-    whole = _possible(region, build, runner)
-    if (stored := runner.step("partition", with_stored_masks, region)) is not None:
-        with contextlib.suppress(Decline):
-            whole = _beside(whole, _possible(stored, build, runner))
-    if whole.strategy.over_slabs:
-        return [whole]
-    if whole.strategy.blocked:
-        return _of_tile(whole, build, runner)
-    if not _is_computing(whole):
-        return [whole]
-    counted = runner.step("facts", instructions_by_node, whole.merged)
-    heavy = frozenset(name for name, n in counted.items() if n >= HEAVY)
-    plans = [whole]
-    for part in runner.step("partition", lighter, whole.region, heavy):
-        try:
-            one = _best_part(part, build, runner)
-            one = runner.step("cost", _with_outside, one, whole.region)
-            plans.append(_beside_all(one, whole))
-        except Decline:
-            continue
-    us = {id(one): one.expected.ours_us * (ROUNDED if _reads_rounded(one, whole) else 1) for one in plans}
-    return sorted(plans, key=lambda one: (_why_not(one) is not None, us[id(one)]))
-
-
-# How much longer a plan may take if it reads no table that was rounded to half precision.
-ROUNDED = 1.1
-
-
-def _reads_rounded(plan: RegionPlan, whole: RegionPlan) -> bool:
-    """Whether a plan of a part of `whole` reads what Inductor's kernels have before it is rounded."""
-    return any(n in whole.region.nodes and unrounded(n) is not n for n in plan.region.inputs)
-
-
-def _beside_all(plan: RegionPlan, whole: RegionPlan) -> RegionPlan:
-    """The plan of a part of `whole` beside Inductor's kernels for all of it: these compute what the part
-    reads for each element that needs it. H100, a QK-norm behind rotary embeddings: 100 us, predicted 103, and
-    50 for the part. Only the pieces of a `cat` are computed where they are alone: a part that reads them is
-    for itself, and one that does not is where the whole takes longer than Inductor's kernels."""
-    nodes = set(whole.region.nodes)
-    cats = [n for n in nodes if n.target is torch.ops.aten.cat.default]
-    alone = {*cats, *(unviewed(a) for n in cats for a in operands(n))} & nodes
-    if cats and (not alone <= set(plan.region.nodes) or whole.expected.saved_us < 0):
-        return plan
-    return _beside(plan, whole)
-
-
-def _beside(plan: RegionPlan, other: RegionPlan) -> RegionPlan:
-    """A plan beside Inductor's kernels for another one's region."""
-    apart_us, left_us = other.expected.apart_us, other.expected.left_us
-    takes = dataclasses.replace(plan.expected, apart_us=apart_us, left_us=left_us)
-    return dataclasses.replace(plan, expected=takes)
-
-
-def _why_not(plan: RegionPlan) -> str | None:
+def why_not(plan: RegionPlan) -> str | None:
     """Why a plan's region is left to Inductor; None if it is fused."""
     if plan.strategy.blocked:
         return too_little(plan.expected)
     assert isinstance(plan.facts, RowFacts)
     return veto(plan.expected, plan.facts, plan.traffic, plan.device)
-
-
-def _of_tile(whole: RegionPlan, build: Build, runner: Runner) -> list[RegionPlan]:
-    """The plan of a tile's region; where it needs values of whole rows, before it the plan that computes
-    these as well, if that is faster."""
-    if (larger := runner.step("partition", with_row_values, whole.region)) is not None:
-        with contextlib.suppress(Decline):
-            plan = _with_rows(larger, whole, build, runner)
-            if plan.expected.saved_us > whole.expected.saved_us:
-                return [plan, whole]
-    return [whole]
-
-
-def _with_rows(larger: Region, whole: RegionPlan, build: Build, runner: Runner) -> RegionPlan:
-    """The plan of a tile's region with the values of whole rows, for which Inductor has one kernel more than
-    for `whole`. Raises `Decline` where rows are too wide."""
-    answer = _remembered(larger, build, runner)
-    if isinstance(answer, Decline):
-        raise answer
-    left_us = outside_us(larger, whole.region, whole.device)
-    apart_us = whole.expected.apart_us + left_us
-    takes = dataclasses.replace(answer.expected, apart_us=apart_us, left_us=apart_us)
-    return dataclasses.replace(answer, expected=takes)
-
-
-HEAVY = PRICES["exp"]  # instructions: below these, nothing is computed that a load would not take as well
-
-
-def _is_computing(plan: RegionPlan) -> bool:
-    """Whether computing takes a part of a plan's predicted time that matters."""
-    return plan.expected.fused_us > 1.05 * plan.expected.idle_us
-
-
-def _with_outside(plan: RegionPlan, whole: Region) -> RegionPlan:
-    """The plan of a part of `whole`, with the predicted time of what the part leaves to Inductor."""
-    if plan.strategy.blocked or plan.region.nodes == whole.nodes:
-        return plan
-    left_us = outside_us(whole, plan.region, plan.device)
-    return dataclasses.replace(plan, expected=dataclasses.replace(plan.expected, outside_us=left_us))
-
-
-def _possible(region: Region, build: Build, runner: Runner) -> RegionPlan:
-    """The plan of a region, or of the region without operators that cannot be lowered, then without
-    gathers."""
-    try:
-        return _best_part(region, build, runner)
-    except Decline as decline:
-        if (smaller := runner.step("partition", without_culprit, region, decline)) is not None:
-            return runner.step("cost", _with_outside, _possible(smaller, build, runner), region)
-        if (plain := runner.step("partition", without_gathers, region)) is None:
-            raise
-    return runner.step("cost", _with_outside, _best_part(plain, build, runner), region)
-
-
-def _best_part(region: Region, build: Build, runner: Runner) -> RegionPlan:
-    """The plan of a region or, if no strategy has one, of its part that saves the most time."""
-    refusal: Decline | None = None
-    for parts in _smaller(region, runner):
-        plans = []
-        for part in parts:
-            answer = _remembered(part, build, runner)
-            if isinstance(answer, Decline):
-                refusal = answer
-            else:
-                plans.append(runner.step("cost", _with_outside, answer, region))
-        if plans:
-            return max(plans, key=lambda plan: plan.expected.saved_us)
-    assert refusal is not None
-    raise refusal
-
-
-def _smaller(region: Region, runner: Runner) -> Iterator[list[Region]]:
-    """The region, the one without last steps, the parts that it can be reduced to, those of the smallest of
-    these, and so on."""
-    parts = [region]
-    while parts:
-        yield parts
-        smallest = min(parts, key=lambda part: len(part.nodes))
-        if (part := runner.step("partition", without_last_steps, smallest)) is not None:
-            yield [part]
-        parts = runner.step("partition", partition, smallest)
-
-
-def _remembered(region: Region, build: Build, runner: Runner) -> RegionPlan | Decline:
-    """The plan of this region. It is reused if a region with the same key was planned before."""
-    runner.step("legality", legality.check, region)
-    key = runner.step("key", structural_key, region)
-    answer = runner.once(key, lambda: build(key, region))
-    return answer.of(region) if isinstance(answer, RegionPlan) else answer
 
 
 def by_first_strategy(
@@ -344,7 +181,7 @@ def check_time(plan: RegionPlan, min_numel: int) -> None:
     """Raise `Decline` where Inductor's kernels are faster: as timed or, where they are not, as predicted;
     there, never with a `min_numel` of 0."""
     if plan.tuning is None or plan.tuning.beside is None:
-        check_saves(plan.expected, _why_not(plan) if min_numel else None)
+        check_saves(plan.expected, why_not(plan) if min_numel else None)
     elif plan.tuning.not_fused:
         ours, others = plan.tuning.beside.fused_us, plan.tuning.beside.inductor_us
         detail = f"{ours:.1f} us measured for mixorder's kernels, {others:.1f} us for Inductor's"

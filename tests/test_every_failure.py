@@ -28,7 +28,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx import Graph
 from torch.utils.checkpoint import CheckpointPolicy
 
-from mixorder import pipeline, planning
+from mixorder import pipeline, planning, search
 from mixorder import runner as runner_module
 from mixorder.errors import Decline, DeclineReason, MixorderError
 from mixorder.options import Options
@@ -86,7 +86,7 @@ WAYS = {
             transposed=(2,),
         )
     ),
-    "partition": Way(lambda: sums(4), shares=False),
+    "moves": Way(lambda: sums(4), shares=False),
     "tuned": Way(lambda: graphs.rms_norm_backward(4096, 4096), tuned=True),
     "dumped": Way(lambda: graphs.rms_norm_backward(512, 256), dumped=True),
     "two regions": Way(two_regions),
@@ -198,7 +198,7 @@ def test_a_question_that_needs_a_guard_is_a_refusal_in_any_call_of_any_stage(fai
 
 
 def test_the_ways_take_every_stage(failing: Failing, tmp_path: Path) -> None:
-    source = "".join(map(inspect.getsource, (pipeline, planning, runner_module)))
+    source = "".join(map(inspect.getsource, (pipeline, planning, search, runner_module)))
     declared = set(re.findall(r"""(?:step\(|_or_warn\(runner,)\s*"(\w+)",""", source))
     seen = set(failing.calling(pipeline.mark_joint, joint(), STRICT, at=None))
     for name in (name for name in WAYS if name != "two regions"):

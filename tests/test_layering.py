@@ -28,7 +28,7 @@ LAYERS = (
     ("strategies",),
     ("tune",),
     ("record", "report"),
-    ("runner", "planning", "pipeline", "plugin", "_autoload"),
+    ("runner", "planning", "search", "pipeline", "plugin", "_autoload"),
     ("demo_model", "inspection"),
     ("cli", "__init__", "__main__"),
 )

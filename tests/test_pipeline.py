@@ -22,7 +22,6 @@ from mixorder.errors import Decline, DeclineReason, MixorderError
 from mixorder.inductor.graphs import is_computed_again
 from mixorder.options import Options
 from mixorder.region import legality
-from mixorder.region.peak_memory import Timeline
 from mixorder.report import collect
 from mixorder.strategies import STRATEGIES
 
@@ -93,35 +92,6 @@ def test_two_regions_and_a_decline_between_them() -> None:
     pipeline.run(graph, STRICT)
     assert counters["mixorder"] == {"fused_regions": 2, "declined:too-small": 1}
     graph.lint()
-
-
-@pytest.mark.parametrize("lower", [False, True])
-def test_what_did_not_fit_is_tried_again_if_the_peak_is_lower(
-    lower: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first region does not fit before the second one is fused."""
-    commit, fused = Timeline.commit, list[str]()
-
-    def fits(timeline: Timeline, change: Any) -> bool:
-        return bool(fused) or change.region.name != "region0"
-
-    def committed(timeline: Timeline, change: Any, results: Any) -> None:
-        commit(timeline, change, results)
-        fused.append(change.region.name)
-        timeline.peak = 0 if lower else 2**60
-
-    monkeypatch.setattr(Timeline, "fits", fits)
-    monkeypatch.setattr(Timeline, "commit", committed)
-    graph = traced(
-        lambda a, b, c, d: (*pair(a, b), *pair(c, d)), FULL, FULL, ((256, 512), f32), ((256, 512), f32)
-    )
-    records = pipeline.run(graph, ALWAYS)
-    graph.lint()
-    assert fused == (["region1", "region0"] if lower else ["region1"])
-    assert [record.name for record in records] == sorted(fused)
-    assert counters["mixorder"] == (
-        {"fused_regions": 2} if lower else {"fused_regions": 1, "declined:memory": 1}
-    )
 
 
 def test_split_size_sets_the_number_of_programs() -> None:

@@ -58,8 +58,8 @@ FX graph of forward or backward, after Inductor's own passes
    |                   tile          reductions over blocks only: a program has whole blocks
    |  facts          bytes, registers and instructions for each element
    |  schedule       rows per tile, programs, warps, pipeline stages
-   |  memory         a region that raises the graph's peak memory is made smaller, or left to Inductor;
-   |                 it is tried again at the end if the peak is lower then
+   |  search         of this region and those that compute less of it or more, the one predicted to take the
+   |                 least time, with what it leaves to Inductor, and does not raise the graph's peak memory
    v                 -> LoopProgram, Plan
    |  tune           on request: time similar schedules, other strategies, and Inductor's own kernels
    |  gate           a region is left to Inductor if it takes longer, as timed or else as expected of its kind

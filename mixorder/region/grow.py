@@ -167,7 +167,6 @@ class _Growth:
         self.pull_operands()
         if self.members.writes and not self.seed.again:
             self.adopt()
-        self.members.read_what_others_compute()
         _, written = used_outside(self.members, self.members.stays)
         outputs = self.members.cheapest(written, self.moved)
         nodes = inside(outputs, self.members)

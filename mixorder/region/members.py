@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from ..ir.program import AxisClass
 from .gathers import is_gather_view
-from .nodes import is_constant, is_pointwise, is_view, item_bytes, operands, shape_of
+from .nodes import is_constant, is_pointwise, is_view, operands, shape_of
 from .region import Seed
 from .sizes import Size, product
 from .walk import by_position
@@ -69,39 +69,6 @@ class Members(dict[Node, bool]):
             self.written.add(node)
             return False
         return True
-
-    def read_what_others_compute(self) -> None:
-        """Drop members that loops outside compute as well, where the region reads something instead that
-        nothing else reads.
-
-        What the region reads is stored. Inductor then stores the member's operand for the region, and may
-        store the member, or a cast of it, for the loops outside besides.
-        """
-        for node in reversed(by_position(used_outside(self, self.stays)[0])):
-            if node not in self or node in self.again or is_view(node) or not is_pointwise(node):
-                continue
-            if not self.analysis.is_full(node):
-                continue
-            dropped = self._only_for(node)
-            reads = {a for n in dropped for a in operands(n) if a not in self and self.analysis.is_full(a)}
-            stored = [a for a in reads if self._is_stored_for(a, dropped)]
-            if item_bytes(node) <= item_bytes(*stored):
-                for one in dropped:
-                    del self[one]
-                    self.copied.discard(one)
-
-    def _only_for(self, node: Node) -> set[Node]:
-        """A member, and those that nothing else in the region needs."""
-        found = {node}
-        for one in reversed(by_position(self)):
-            inside = [u for u in one.users if u in self]
-            if inside and found.issuperset(inside) and one not in self.written:
-                found.add(one)
-        return found
-
-    def _is_stored_for(self, node: Node, members: Collection[Node]) -> bool:
-        """Whether a node outside is stored because these members read it: without them, loops compute it."""
-        return self.analysis.fusible(node) and not is_view(node) and all(u in members for u in node.users)
 
     def cheapest(self, outputs: Sequence[Node], moved: Collection[Node]) -> list[Node]:
         """What to write for nodes outside. An output that only loops read is computed again by them, if what

@@ -88,11 +88,6 @@ def float_bytes(node: Node) -> int:
     return val.dtype.itemsize if val is not None and val.dtype.is_floating_point else 0
 
 
-def item_bytes(*nodes: Node) -> int:
-    """Bytes of full-size tensors, per element of their space."""
-    return sum(fake(n).dtype.itemsize for n in nodes)  # type: ignore[union-attr]
-
-
 def size_of(n: int | torch.SymInt) -> Size:
     """A size or stride: an int, or the sympy expression of a symbolic one."""
     return n if isinstance(n, int) else plain(n.node.expr)

@@ -17,7 +17,7 @@ from grids import crossed
 from running import ON, Tensors, check_gradients, close_to_exact, gradients, run_fused
 from torch import nn
 
-from mixorder import pipeline, planning
+from mixorder import pipeline, search
 from mixorder.errors import Decline, DeclineReason
 from mixorder.ir.program import LoopProgram
 from mixorder.plugin import compile_for_interpreter, prepare_interpreter
@@ -124,7 +124,7 @@ def test_form(form: str, norm: Any, dtype: torch.dtype, monkeypatch: pytest.Monk
             left[:] = [n for n in graph.nodes if n.op == "call_function"]
 
     monkeypatch.setattr(pipeline, "run", spy)
-    monkeypatch.setattr(planning, "lighter", lambda *_: [])  # at any size
+    monkeypatch.setattr(search, "lighter", lambda *_: [])  # at any size
     fused(Around(norm(shape[-1]), after).to(dtype), torch.randn(shape, dtype=dtype))
     made = [
         n.name

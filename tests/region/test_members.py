@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from graphs import bf16, f32, find, only, traced
 
+from mixorder.errors import Decline, DeclineReason
 from mixorder.region.find import find_regions
-from mixorder.region.grow import grow
 from mixorder.region.nodes import CONSTANTS
-from mixorder.region.partition import leaner
 from mixorder.region.region import Region
 from mixorder.region.space_analysis import SpaceAnalysis
+from mixorder.region.variants import smaller
 
 FULL, SQUARE = ((512, 256), bf16), ((256, 256), bf16)
 F8 = torch.float8_e4m3fn
 aten = torch.ops.aten
+NO_ROOM = Decline(DeclineReason.MEMORY, "for a test")
 
 
 def scaled(x: Any, dim: int) -> tuple[Any, Any]:
@@ -62,12 +61,11 @@ def test_what_inductor_computes_again_need_not_be_written() -> None:
     assert isinstance(region, Region) and len(region.inner) == len(region.outer) == 2
     sums = [n for n in region.outputs if n.meta["val"].dtype == bf16]
     assert full_outputs(region) == ["torch.bfloat16"] * 2 + [str(F8)] * 2
-    found = leaner(region, ())
-    assert list(map(full_outputs, found)) == [[str(F8)] * 2, [str(F8)], [str(F8)]]
-    assert [(len(one.inner), len(one.outer)) for one in found] == [(2, 2), (1, 1), (1, 1)]
-    found = leaner(region, sums[:1])  # Inductor writes the first
-    assert list(map(full_outputs, found)) == [["torch.bfloat16", *[str(F8)] * 2], [str(F8)]]
-    assert not leaner(region, sums)
+    both, one = [str(F8)] * 2, ["torch.bfloat16", *[str(F8)] * 2]
+    for stored, expected in (([], both), (sums[:1], one), (sums, None)):  # Inductor writes `stored`
+        found = [part for part in smaller(region, NO_ROOM, stored) if part.inner == region.inner]
+        told = [full_outputs(part) for part in found if part.outer == region.outer]
+        assert [part for part in told if part in (both, one)] == ([expected] * 2 if expected else [])
 
 
 def test_what_a_product_reads_is_written() -> None:
@@ -91,59 +89,6 @@ def test_a_constant_that_a_product_reads_is_not_written() -> None:
     (region,) = find(traced(function, FULL, FULL, SQUARE))
     assert any(n.target in CONSTANTS for n in region.nodes)
     assert not any(n.target in CONSTANTS for n in region.outputs)
-
-
-Function = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
-
-
-def later_norm(function: Function) -> Region:
-    """The region of a norm's backward. `function` gives dx's first part, and what a product takes, from two
-    tensors, a scale for each row, and an input."""
-
-    def backward(x: Any, y: Any, z: Any, scale: Any, w: Any) -> Any:
-        shifted = x.float() + z.float() - y.float().sum(1, keepdim=True) * y.float()
-        total, factor = function(shifted, shifted.abs(), scale, z)
-        dx = total + (factor @ w).float()
-        return dx - dx.sum(1, keepdim=True), dx.sum(0)
-
-    return only(traced(backward, FULL, FULL, FULL, ((512, 1), f32), SQUARE))
-
-
-def full_reads(region: Region) -> list[torch.fx.Node]:
-    return [n for n in region.inputs if n.target is not aten.mm.default and n.op != "placeholder"]
-
-
-def scaled_for_both(x: Any, y: Any, scale: Any, z: Any) -> tuple[Any, Any]:
-    return (total := x * scale), total.bfloat16()
-
-
-def test_what_loops_outside_compute_as_well_is_read() -> None:
-    """The product's loop computes it too: nothing but it is stored for both."""
-    (read,) = full_reads(later_norm(scaled_for_both))
-    assert read.target is aten.mul.Tensor and read.args[1].op == "placeholder"
-
-
-def test_what_others_read_is_read() -> None:
-    """The product's loop reads what it is made of as well: that is stored for both."""
-    region = later_norm(lambda x, y, scale, z: (total := x * scale, (total + x).bfloat16()))
-    assert [n.target for n in full_reads(region)] == [aten.sub.Tensor]
-
-
-def test_what_is_computed_again_for_less_memory_is_not_read() -> None:
-    region = later_norm(scaled_for_both)
-    (read,) = full_reads(region)
-    again = grow(dataclasses.replace(region.seed, again=frozenset({read})), "again")
-    assert read in again.nodes and [n.target for n in full_reads(again)] == [aten.sub.Tensor]
-
-
-def test_a_wider_tensor_is_not_read() -> None:
-    """The region reads bfloat16, which it widens, as the product's loop does."""
-
-    def function(x: Any, y: Any, scale: Any, z: Any) -> tuple[Any, Any]:
-        total = (x.bfloat16() * 3).float()
-        return total, (total * 2).bfloat16()
-
-    assert [n.meta["val"].dtype for n in full_reads(later_norm(function))] == [bf16]
 
 
 @pytest.mark.parametrize("asked_before", [False, True])

@@ -14,18 +14,11 @@ from graphs import f32, traced
 from support.quantised import RECIPES
 from torch.fx import Graph, Node
 
+from mixorder.errors import Decline, DeclineReason
 from mixorder.region.find import find_regions
-from mixorder.region.partition import (
-    computing_inputs,
-    leaner,
-    lighter,
-    partition,
-    with_stored_masks,
-    without_gathers,
-    without_others,
-)
 from mixorder.region.peak_memory import Timeline
 from mixorder.region.region import Region
+from mixorder.region.variants import lighter, smaller
 
 ORDERS = 5
 CASTS = ("norm_backward", "gelu_delayed", "blocks_both")
@@ -76,16 +69,14 @@ MADE: dict[str, Callable[[], Graph]] = {
 }
 
 
-def smaller(region: Region) -> Iterator[Region | None]:
-    """All that the pipeline may take instead of a region, of it and of its parts."""
-    for one in (region, *partition(region)):
-        yield from (*partition(one), *leaner(one, ()), *lighter(one, [n.name for n in one.nodes]))
-        yield from (
-            without_others(one),
-            computing_inputs(one, ()),
-            without_gathers(one),
-            with_stored_masks(one),
-        )
+REFUSALS = (DeclineReason.ROW_TOO_WIDE, DeclineReason.MEMORY, DeclineReason.LAYOUT)
+
+
+def moves(region: Region) -> Iterator[Region]:
+    """All that the search may take instead of a region."""
+    for reason in REFUSALS:
+        yield from smaller(region, Decline(reason, "for a test"), ())
+    yield from lighter(region, [n.name for n in region.nodes])
 
 
 def told(graph: Graph) -> list[str]:
@@ -93,8 +84,9 @@ def told(graph: Graph) -> list[str]:
     memory they may take."""
     memory, found = Timeline(graph), list(find_regions(graph))
     assert found
-    parts = [part for one in found if isinstance(one, Region) for part in smaller(one)]
-    return [str(one) for one in (memory.stock, memory.fused, *found, *parts)]
+    parts = [part for one in found if isinstance(one, Region) for part in moves(one)]
+    further = [part for one in parts for part in moves(one)]
+    return [str(one) for one in (memory.stock, memory.fused, *found, *parts, *further)]
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -1,4 +1,4 @@
-"""A region that holds too much is cut: what the parts are, and which one the pipeline takes."""
+"""The moves of the search, and which region it takes where a region holds or computes too much."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from graphs import bf16, ends, f32, fused, only, path_through_outside, traced
 from support import quantised
 from torch.fx import Graph
 
+from mixorder.errors import Decline, DeclineReason
 from mixorder.ir.program import BufferRole
 from mixorder.options import Options
 from mixorder.region.find import find_regions
-from mixorder.region.partition import lighter, partition, without_last_steps
 from mixorder.region.region import Region
+from mixorder.region.variants import lighter, smaller
 from mixorder.report import RegionRecord
 from mixorder.rewrite.spelled import Spelling
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 
 aten = torch.ops.aten
+TOO_WIDE = Decline(DeclineReason.ROW_TOO_WIDE, "for a test")
 
 
 def many_sums(rows: int, cols: int, count: int) -> Graph:
@@ -49,7 +51,7 @@ def first(graph: Graph) -> Region:
 
 def test_each_part_is_a_smaller_convex_region_with_a_pair() -> None:
     region = first(many_sums(512, 256, 2))
-    found = partition(region)
+    found = smaller(region, TOO_WIDE, ())
     assert len(found) == 3  # without dw, and without either sum
     for part in found:
         assert set(part.nodes) < set(region.nodes) and part.inner and part.outer
@@ -63,7 +65,7 @@ def test_a_part_without_a_reduction_leaves_out_what_is_there_for_it() -> None:
     spelling.begin()
     region = next(find_regions(graph, spelling.joining))
     assert isinstance(region, Region)
-    parts = partition(region)
+    parts = smaller(region, TOO_WIDE, ())
     left = [{n for n in spelling.joining if n not in part.nodes} for part in parts]
     assert max(map(len, left)) == 1
     for part, without in zip(parts, left, strict=True):
@@ -156,16 +158,15 @@ def reads(region: Region) -> set[str]:
     return {n.name for n in region.inputs}
 
 
-def test_lighter_regions_read_tables_pieces_or_gathers() -> None:
+def test_lighter_regions_read_tables_or_gathers() -> None:
     region = first(rotated_graph())
     assert reads(region) == {"q_1", "k_1", "v_1", "inverse_1"}
-    tables, pieces, plain = lighter(region, {"cos", "sin"})
-    assert all(path_through_outside(part) is None for part in (tables, pieces, plain))
+    tables, plain = lighter(region, {"cos", "sin"})
+    assert all(path_through_outside(part) is None for part in (tables, plain))
     assert reads(tables) == {"q_1", "k_1", "v_1", "clone", "clone_2"}  # of 2048 x 32
     assert targets(tables).isdisjoint({aten.cos.default, aten.sin.default})
-    assert aten.cat.default in targets(pieces) and aten.mul.Tensor not in targets(pieces)
     assert aten.cat.default not in targets(plain)
-    assert len(lighter(region, {"mul_1"})) == 2  # of the gradient's own size: it is read once
+    assert len(lighter(region, {"mul_1"})) == 1  # of the gradient's own size: it is read once
 
 
 def test_few_warps_do_not_compute_sines() -> None:
@@ -236,11 +237,10 @@ def test_last_steps_are_left_out_where_one_program_would_have_too_many_results()
 
     graph = traced(function, ((16, 512, 3200), bf16), ((16, 512, 3200), bf16), ((512,), f32))
     region = first(graph)
-    part = without_last_steps(region)
-    assert part is not None and set(part.nodes) < set(region.nodes)
+    part, *_ = smaller(region, TOO_WIDE, ())
+    assert set(part.nodes) < set(region.nodes)
     assert [tuple(n.meta["val"].shape) for n in region.outer] == [(16, 512)] * 2 + [(16, 1)] + [(512,)] * 2
     assert [tuple(n.meta["val"].shape) for n in part.outer] == [(16, 512)] * 2 + [(16, 1)]
-    assert without_last_steps(part) is None
     names = [n.name for n in part.outer]
     record, *_ = ends(graph, min_numel=0)
     assert isinstance(record, RegionRecord) and [n.name for n in record.outer] == names

@@ -1,0 +1,150 @@
+"""The moves of the search for a region (`search.py`): it leaves nodes to Inductor, or computes what it read.
+
+A move changes the seed, and `grow` decides what else stays. Takes a region, gives others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+
+import torch
+from torch.fx import Node
+
+from ..errors import Decline, DeclineReason
+from ..inductor.graphs import TWO_MASKS
+from .gathers import is_gather
+from .grow import grow
+from .nodes import (
+    float_bytes,
+    is_pointwise,
+    is_view,
+    operands,
+    readers,
+    reduced_tensor,
+    unviewed,
+)
+from .region import Region, Seed
+from .space_analysis import SMALL
+from .walk import ancestors, dependents
+
+# The reasons that hold for all of a region's nodes, and may not hold for fewer.
+TOO_LARGE = (DeclineReason.ROW_TOO_WIDE, DeclineReason.TOO_MANY_LIVE_TILES, DeclineReason.MEMORY)
+
+
+def less(region: Region, nodes: Collection[Node]) -> Region | None:
+    """The region that does not compute some nodes: what depends on them is left to Inductor if they are
+    reductions, and else reads them. None if no region is left, or it has none of them."""
+    seed, rest = region.seed, region.seed.less(frozenset(nodes))
+    if not (rest.inner if seed.inner else rest.outer) or set(region.nodes).isdisjoint(nodes):
+        return None
+    part = _grown(rest, region.name)
+    return part if part is not None and set(part.nodes) < set(region.nodes) else None
+
+
+def again(region: Region, nodes: Collection[Node]) -> Region | None:
+    """The region that computes some nodes as often as loops outside do, instead of reading or writing them.
+    None if it would read and write the same."""
+    seed = region.seed
+    rest = dataclasses.replace(seed, without=seed.without.difference(nodes), again=seed.again.union(nodes))
+    part = _grown(rest, region.name) if nodes else None
+    same = part is None or (part.nodes, part.outputs) == (region.nodes, region.outputs)
+    return None if same else part
+
+
+def _grown(seed: Seed, name: str) -> Region | None:
+    try:
+        return grow(seed, name)
+    except Decline:
+        return None
+
+
+def smaller(region: Region, why: Decline, stored: Collection[Node]) -> list[Region]:
+    """What to try instead of a region that is refused. `stored`: nodes that have memory without it."""
+    reductions = ({n} for n in (*region.outer, *region.inner))
+    found: list[Region | None] = []
+    if why.reason is DeclineReason.UNSUPPORTED_OP:
+        found += [less(region, {n for n in region.nodes if n.name == why.node_name})]
+    if why.reason is DeclineReason.MEMORY and (beside := _read_alike(region)):
+        found += [less(region, beside)]
+    elif why.reason in TOO_LARGE:
+        steps = [_last_steps(region)] if why.reason is DeclineReason.ROW_TOO_WIDE else []
+        found += (less(region, nodes) for nodes in (*steps, *reductions, _behind_inner(region)))
+    if why.reason is DeclineReason.MEMORY:
+        found += _recomputing(region, stored)
+    elif not any(found):
+        found += [less(region, set(filter(is_gather, region.nodes)))]
+    return list(filter(None, found))
+
+
+def _read_alike(region: Region) -> set[Node]:
+    """The results of a pair's region that none of its reductions needs or gives, which it has only since it
+    reads what they are computed from."""
+    own = dependents((*region.inner, *region.outer), region.nodes).union(*map(operands, region.nodes))
+    return set(region.outputs) - own if region.inner else set()
+
+
+def _last_steps(region: Region) -> set[Node]:
+    """The reductions of small results that no element needs, such as the last steps of the gradients of a
+    norm's parameters."""
+    full = region.seed.analysis.is_full
+    small = (n for n in region.outer if not full(reduced_tensor(n)))
+    return {n for n in small if not any(map(full, dependents([n], region.nodes)))}
+
+
+def _behind_inner(region: Region) -> set[Node]:
+    """The full-size members that depend on an inner reduction, other than what further reductions need: a
+    program holds what they use from that reduction on."""
+    needed = set().union(*(region.seed.analysis.above(n) for n in (*region.inner, *region.outer)))
+    below = dependents(region.inner, region.nodes).difference(region.inner, needed)
+    return set(filter(region.seed.analysis.is_full, below))
+
+
+def _recomputing(region: Region, stored: Collection[Node]) -> Iterator[Region | None]:
+    """The region without the results that Inductor's loops compute again as well, and the region that
+    computes its inputs from what is in memory: read, they are held from the forward that is recomputed to
+    the region."""
+    fusible = region.seed.analysis.fusible
+    results = set(region.outputs).difference(stored)
+    inputs = set(ancestors(region.inputs, lambda n: n not in stored and fusible(n)))
+    yield from (again(region, nodes) for nodes in (results, inputs, results | inputs))
+
+
+def reading_masks(region: Region) -> Region | None:
+    """The region as Inductor's kernels compute it, which read masks; None if it computes none."""
+    return less(region, {n for n in region.nodes if n.meta.get(TWO_MASKS)})
+
+
+def lighter(region: Region, heavy: Collection[str]) -> list[Region]:
+    """Regions of the same reductions that compute less for each element, and read instead what is left
+    outside: small tables that the nodes named in `heavy` are computed for, or the results of all gathers."""
+    ways = _tables(region, heavy), set(filter(is_gather, region.nodes))
+    parts = (part for way in ways if (part := less(region, way)) is not None)
+    return [part for part in parts if (part.inner, part.outer) == (region.inner, region.outer)]
+
+
+def _tables(region: Region, heavy: Collection[str]) -> set[Node]:
+    """The tensors behind nodes named in `heavy` that are spread over `SMALL` times as many elements, such as
+    the sines of positions over all heads, before they are rounded."""
+    analysis, members = region.seed.analysis, set(region.nodes)
+    below = dependents((*region.inner, *region.outer), region.nodes)
+    named = {n for n in region.nodes if n.name in heavy}
+    behind = dependents(named - below, (n for n in region.nodes if n not in below))
+
+    def is_spread(node: Node) -> bool:
+        loops = (u for u in readers(node) if u in members and is_pointwise(u))
+        sizes = [(analysis.size(node), analysis.size(u)) for u in loops]
+        return any(few and many and analysis.is_at_most(SMALL * few, many) for few, many in sizes)
+
+    return {_unrounded(n) for n in behind if not is_view(n) and is_spread(n)}
+
+
+def _unrounded(node: Node) -> Node:
+    """What a cast to half precision rounds, or any other node itself. Inductor rounds no value between two
+    operators of a kernel, and a region that reads the value as rounded is less exact. H100, the gradient of a
+    QK-norm's weight: 2.1e-3 with rotary embeddings in bfloat16, by Inductor's kernel 1.7e-3."""
+    size = float_bytes(node)
+    if node.target is not torch.ops.prims.convert_element_type.default or not 0 < size < 4:
+        return node
+    source = unviewed(operands(node)[0])
+    return source if float_bytes(source) > size else node
