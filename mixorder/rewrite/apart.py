@@ -31,6 +31,7 @@ from ..region.nodes import (
     operands,
     reduced,
     shape_of,
+    shows,
     unviewed,
 )
 from ..region.sizes import product
@@ -170,9 +171,9 @@ def _computed_of(first: Node, pieces: list[Range]) -> Apart:
                 found.parts[user] = part
             elif user.target in ADDED and reduced(user) is not None:
                 found.reductions.append(user)
-            elif node.target is not aten.cat.default:
-                found.whole.append(node)
-    found.whole = list(dict.fromkeys(found.whole))
+            else:
+                found.whole.append(unviewed(node, shows))
+    found.whole = [n for n in dict.fromkeys(found.whole) if n.target is not aten.cat.default]
     return found
 
 

@@ -97,6 +97,8 @@ class Spelling:
         nodes = [n for n in self.graph.nodes if n.op == "call_function"]
         for node in filter(_is_of_one_element, nodes):
             self.spell(_as_operand, [node])
+        for node in filter(_is_of_one_each, nodes):
+            self.spell(_by_place, [node])
         groups = itertools.chain(
             (_InOrder(self.graph, members, order) for order, members in _across(nodes)),
             (_Apart(self.graph, found) for found in apart(nodes)),
@@ -339,6 +341,29 @@ def _as_operand(one: _Spelled) -> None:
         one.stand_for(value)
     else:
         one.respell(aten.squeeze.dims, value, list(reduced_dims(one.node)))
+
+
+def _is_of_one_each(node: Node) -> bool:
+    """Whether a node writes one element along a dim for each place in all others, such as the gradient of a
+    maximum."""
+    if node.target is not aten.scatter.src:
+        return False
+    whole, index, source = (shape_of(node.args[i]) for i in (0, 2, 3))  # type: ignore[arg-type]
+    if whole is None or index is None or index != source or not all(isinstance(n, int) for n in whole):
+        return False
+    dim: int = node.args[1] % len(whole)  # type: ignore[operator,assignment]
+    return index == tuple(1 if d == dim else n for d, n in enumerate(whole))
+
+
+def _by_place(one: _Spelled) -> None:
+    """Compare a node's place along a dim with the one that it writes to."""
+    ((_, (whole, dim, index, source), _, val),) = one.before
+    kwargs = {"start": 0, "step": 1, "dtype": torch.int64, "device": val.device, "requires_grad": False}
+    dim, size = dim % val.ndim, val.shape[dim]
+    place = one.add(prims.iota.default, size, **kwargs)
+    place = one.add(aten.reshape.default, place, [size if d == dim else 1 for d in range(val.ndim)])
+    one.joins = False
+    one.respell(aten.where.self, one.add(aten.eq.Tensor, place, index), source, whole)
 
 
 def _across(nodes: Sequence[Node]) -> Iterator[tuple[list[int], list[Node]]]:
