@@ -202,10 +202,13 @@ def _are_added_up(found: Apart, sources: Mapping[int, Node]) -> bool:
         inner = [what for n in those if (what := reduced(n)) is not None]
         if any(_are_pair(*both) for both in itertools.product(inner, outer)):
             return True
-    for i, j in itertools.combinations(above, 2):
-        shapes = {shape_of(sources[k]) for k in (i, j)}
-        sizes = {product(shape) for shape in shapes if _are_numbers(shape)}  # type: ignore[arg-type]
-        if len(shapes) == 1 and any(product(shape_of(n) or ()) in sizes for n in above[i] & above[j]):
+    alike = (
+        both for both in itertools.combinations(above, 2) if len({shape_of(sources[i]) for i in both}) == 1
+    )
+    for i, j in alike:
+        size = product(shape_of(sources[i]) or ())
+        read, other = (_above([sources[k]], reductions=False) for k in (i, j))
+        if any(product(shape_of(n) or ()) == size for n in read & other):
             return True
     return False
 
@@ -220,18 +223,17 @@ def _are_pair(inner: Reduced, outer: Reduced) -> bool:
     return {kind for _, kind in space.axes} == {AxisClass.ROW, AxisClass.COLUMN}
 
 
-def _above(nodes: Iterable[Node]) -> set[Node]:
-    """Some nodes and what loops compute them of."""
-    return {*closure(nodes, lambda n: operands(n) if _is_traced(n) else ())}
+def _above(nodes: Iterable[Node], reductions: bool = True) -> set[Node]:
+    """Some nodes and what loops compute them of, also by reductions."""
+
+    def above(node: Node) -> Iterable[Node]:
+        shown = is_elementwise(node) or shows(node) or _shows_part(node)
+        return operands(node) if shown or (reductions and reduced(node)) else ()
+
+    return {*closure(nodes, above)}
 
 
-def _is_traced(node: Node) -> bool:
-    return (
-        is_elementwise(node) or is_view(node) or is_permutation(node) or _shows(node) or bool(reduced(node))
-    )
-
-
-def _shows(node: Node) -> bool:
+def _shows_part(node: Node) -> bool:
     return node.target is aten.slice.Tensor or is_piece(node) or node.target in SPLITS
 
 
