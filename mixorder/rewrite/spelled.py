@@ -7,7 +7,8 @@ or joins a pointwise loop. Every other element of a tensor
 is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
 A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows. What is
 computed of an expanded tensor and permuted is computed of that tensor, permuted and expanded. A norm over
-dims in the middle is computed with these last. A reduction of one element each is a view. Of two equal
+dims in the middle is computed with these last. A reduction of one element each is a view. What is reduced
+of a `cat` is reduced of its pieces, and a sum over rows of values of rows is that of a column. Of two equal
 masks, a region computes the one that reads less, and Inductor reads what is stored.
 
 No result differs but for the sign of a zero that is the largest: eager does not state which of 0 and -0 that

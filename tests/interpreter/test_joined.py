@@ -94,6 +94,11 @@ def with_masked_sinks(x: Any, sinks: Any) -> Any:
     return joined.softmax(-1)[..., :-1] * 2
 
 
+def with_shifted_sinks(x: Any, sinks: Any) -> Any:
+    joined = torch.cat([x * 2, sinks.view(1, -1, 1, 1).expand(x.shape[0], -1, x.shape[2], -1)], -1)
+    return (joined - joined.amax(-1, keepdim=True)).softmax(-1)[..., :-1]
+
+
 APART: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], str]] = {
     "swiglu": (swiglu, (37, 48), (48,), "37x24"),
     "swiglu of an odd size": (swiglu, (3, 13, 66), (66,), "39x33"),
@@ -101,6 +106,7 @@ APART: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], str
     "norms of a projection": (joint, (2, 11, 96), (96, 32), "22x32"),
     "sinks": (with_sinks, (2, 3, 5, 16), (3,), "row 2 x batch 3 x row 5 x column 16"),
     "sinks of an odd size": (with_sinks, (3, 2, 7, 33), (2,), "row 3 x batch 2 x row 7 x column 33"),
+    "sinks below the largest": (with_shifted_sinks, (2, 3, 4, 8), (3,), "row 2 x batch 3 x row 4 x column 8"),
     "sinks behind a mask": (with_masked_sinks, (2, 3, 9, 9), (3,), "row 2 x batch 3 x row 9 x column 9"),
 }
 

@@ -239,9 +239,7 @@ def swiglu() -> Written:
 
 def glu_of_channels() -> Written:
     # Conformer, wav2vec's and Demucs' decoders: the bias of a pointwise convolution in front.
-    module = Calls(
-        lambda self, h: F.glu(h + self.bias[:, None], dim=1), bias=torch.zeros(1024, dtype=BF16)
-    )
+    module = Calls(lambda self, h: F.glu(h + self.bias[:, None], dim=1), bias=torch.zeros(1024, dtype=BF16))
     return Written(module, [_given(32, 1024, 1000)])
 
 
