@@ -187,7 +187,7 @@ class _Growth:
         if not region.inputs:
             raise Decline(DeclineReason.UNSUPPORTED_OP, "the region reads no tensor", outer[0].name)
         for node in region.inputs:
-            self.analysis.check(node)
+            self.analysis.check(node, is_read=True)
         return region
 
     def joins(self, node: Node) -> bool:

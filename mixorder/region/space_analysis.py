@@ -241,9 +241,10 @@ class SpaceAnalysis:
         size = self.size(node)
         return self.is_at_most(SMALL * (1 if size is None else size), self.numel)
 
-    def check(self, node: Node) -> None:
-        """Raise `Decline` unless the node gives one tensor, of known size and a supported dtype."""
-        if refusal := self.refusal(node):
+    def check(self, node: Node, is_read: bool = False) -> None:
+        """Raise `Decline` unless the node gives one tensor, of known size and a supported dtype. `is_read`:
+        what it is computed by does not matter."""
+        if refusal := self.refusal(node, is_read):
             raise refusal
 
     def takes(self, node: Node, args: Iterable[Node] | None = None) -> bool:
@@ -256,7 +257,7 @@ class SpaceAnalysis:
             and (is_split(node) or self.refusal(node) is None)
         )
 
-    def refusal(self, node: Node) -> Decline | None:
+    def refusal(self, node: Node, is_read: bool = False) -> Decline | None:
         """Why a region cannot have a node's elements, read or computed; None if it can."""
         val = fake(node)
         if val is None:
@@ -264,7 +265,7 @@ class SpaceAnalysis:
             return Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name)
         if shape_of(node) is None:
             return Decline(DeclineReason.DYNAMIC_SHAPE, f"{tuple(val.shape)}", node.name)
-        if not (_is_read(node) and has_accumulator(node)):
+        if not (_is_read(node) and (is_read or has_accumulator(node))):
             return Decline(DeclineReason.UNSUPPORTED_DTYPE, f"{val.dtype}", node.name)
         return None
 

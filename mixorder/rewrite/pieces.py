@@ -58,13 +58,9 @@ def pieces_of(node: Node) -> Pieces | None:
     dim = None if node.target is aten.cat.default else _dim(node)
     if dim is None or not is_read_as_stated(node) or any(user.target in PRODUCTS for user in node.users):
         return None
-    found = Pieces(dim, [], [])
-    try:
-        found.all = _pieces(node, found, True)
-    except _Mixed:
-        return None
-    computed = (p.source for p in found.all if isinstance(p.source, Node))
-    return found if len(found.all) > 1 and any(takes_operands(unviewed(n)) for n in computed) else None
+    found = joined_of(node)
+    computed = (p.source for p in found.all if isinstance(p.source, Node)) if found else ()
+    return found if any(takes_operands(unviewed(n)) for n in computed) else None
 
 
 def shared_pieces(node: Node) -> list[Node]:
@@ -88,6 +84,18 @@ def pieces_read(node: Node) -> Pieces | None:
     except _Mixed:
         return None
     return found if found.all and any(isinstance(p.source, Node) for p in found.all) else None
+
+
+def joined_of(node: Node) -> Pieces | None:
+    """The pieces of a tensor that is put together along a dim; None for any other node."""
+    if (dim := _dim(node)) is None:
+        return None
+    found = Pieces(dim, [], [])
+    try:
+        found.all = _pieces(node, found, True)
+    except _Mixed:
+        return None
+    return found if len(found.all) > 1 else None
 
 
 class _Mixed(Exception):
@@ -173,24 +181,24 @@ def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
         start: int = argument(node, 3, "index") % size
         written, end = [Piece(1, source, lifted=True)], start + 1
     else:
-        start, end = _bounds(node, 3, size)
+        start, end = bounds(node, 3, size)
         if start == end or argument(node, 5, "step", 1) != 1:
             raise _Mixed
         same = fake(source).dtype == val.dtype  # type: ignore[union-attr]  # else each element is cast once
         written = _pieces(source, found) if same else [Piece(end - start, source)]
     base = _pieces(first, found)
-    return [*_range(base, 0, start), *written, *_range(base, end, size)]
+    return [*between(base, 0, start), *written, *between(base, end, size)]
 
 
 def _cut(node: Node, found: Pieces, inner: Sequence[Piece]) -> list[Piece]:
     """The pieces of a slice or pad of a tensor with the pieces `inner`."""
     size = sum(piece.size for piece in inner)
     if node.target is aten.slice.Tensor:
-        return _range(inner, *_bounds(node, 2, size))
+        return between(inner, *bounds(node, 2, size))
     pads: Any = node.args[1]
     before, behind = pads[2 * (len(shape_of(node) or ()) - 1 - found.dim) :][:2]
     value: Any = argument(node, 2, "value", 0)
-    kept = _range(inner, max(0, -before), size + min(0, behind))
+    kept = between(inner, max(0, -before), size + min(0, behind))
     return [p for p in (Piece(max(0, before), value), *kept, Piece(max(0, behind), value)) if p.size]
 
 
@@ -198,13 +206,13 @@ def _is_like(val: torch.Tensor | None, whole: torch.Tensor) -> bool:
     return val is not None and (val.shape, val.dtype) == (whole.shape, whole.dtype)
 
 
-def _bounds(node: Node, place: int, size: int) -> tuple[int, int]:
+def bounds(node: Node, place: int, size: int) -> tuple[int, int]:
     """The start and the end of a slice along a dim. `place`: that of the start among the arguments."""
     start, end, _ = slice(argument(node, place, "start"), argument(node, place + 1, "end")).indices(size)
     return start, max(start, end)
 
 
-def _range(pieces: Sequence[Piece], start: int, end: int) -> list[Piece]:
+def between(pieces: Sequence[Piece], start: int, end: int) -> list[Piece]:
     """The pieces of a part of a tensor."""
     found, at = list[Piece](), 0
     for piece in pieces:
@@ -218,7 +226,7 @@ def _range(pieces: Sequence[Piece], start: int, end: int) -> list[Piece]:
 def _sum(a: Sequence[Piece], b: Sequence[Piece]) -> list[Piece]:
     ends = {end for pieces in (a, b) for end in itertools.accumulate(p.size for p in pieces)}
     ranges = itertools.pairwise(sorted({0, *ends}))
-    return [_added(*(_range(pieces, *one)[0] for pieces in (a, b))) for one in ranges]
+    return [_added(*(between(pieces, *one)[0] for pieces in (a, b))) for one in ranges]
 
 
 def _added(a: Piece, b: Piece) -> Piece:

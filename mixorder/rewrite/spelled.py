@@ -8,7 +8,8 @@ other element of a tensor
 is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
 A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows. What is
 computed of an expanded tensor and permuted is computed of that tensor, permuted and expanded. A norm over
-dims in the middle is computed with these last. A reduction of one element each is a view. Of two equal
+dims in the middle is computed with these last. A reduction of one element each is a view. What is reduced
+of a `cat` is reduced of its pieces, and a sum over rows of values of rows is that of a column. Of two equal
 masks, a region computes the one that reads less, and Inductor reads what is stored.
 
 No result differs but for the sign of a zero that is the largest: eager does not state which of 0 and -0 that
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,14 +33,14 @@ from ..inductor.tensors import empty
 from ..ir.program import PACKED
 from ..ir.reductions import AMAX, SUM
 from ..region.axes import is_outer_like
-from ..region.layouts import follow, followers, has_stated_order, lie_alike
+from ..region.layouts import follow, followers, has_stated_order, is_read_as_stated, lie_alike
 from ..region.nodes import (
     EXTREMA,
     REDUCTIONS,
     Reduced,
     argument,
     fake,
-    is_masked_write,
+    is_pair,
     is_permutation,
     is_pointwise,
     is_variance,
@@ -59,8 +61,9 @@ from ..region.slabs import SHORT, reduced_further
 from ..region.space_analysis import takes_operands
 from ..region.tile import is_within_tile
 from ..region.walk import by_position, closure, descendants, needed_for, position
+from .apart import ADDED, Apart, Range, apart, is_elementwise, is_recomputed, permuted, range_of, reshaped
 from .graph_writer import is_launched
-from .pieces import Piece, Pieces, pieces_of, pieces_read, shared_pieces
+from .pieces import Piece, Pieces, between, joined_of, pieces_of, pieces_read, shared_pieces
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _OF_ROWS = {
@@ -88,7 +91,7 @@ class Spelling:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.found: list[_Spelled | _InOrder] = []
+        self.found: list[_Spelled | _Together] = []
 
     @property
     def joining(self) -> dict[Node, frozenset[Node]]:
@@ -99,8 +102,15 @@ class Spelling:
         nodes = [n for n in self.graph.nodes if n.op == "call_function"]
         for node in filter(_is_of_one_element, nodes):
             self.spell(_as_operand, [node])
-        groups = (_InOrder(self.graph, members, order) for order, members in _across(nodes))
-        self.found += [group for group in groups if group.nodes]
+        for node in filter(_is_of_one_each, nodes):
+            self.spell(_by_place, [node])
+        groups = itertools.chain(
+            (_InOrder(self.graph, members, order) for order, members in _across(nodes)),
+            (_Apart(self.graph, found) for found in apart(nodes)),
+        )
+        self.found += [group for group in groups if group.before]
+        for node, whole in list(_of_row_values(self.graph)):
+            self.spell(_by_columns_of_rows, [node], whole)
         found = {n: root for n in nodes if (root := _reduced_root(n))}
         roots = {root for root, _ in found.values() if not is_permutation(root)}
         others = [_unpermuted_dims(n, root) for n, (root, _) in found.items()]
@@ -338,6 +348,29 @@ def _as_operand(one: _Spelled) -> None:
         one.respell(aten.squeeze.dims, value, list(reduced_dims(one.node)))
 
 
+def _is_of_one_each(node: Node) -> bool:
+    """Whether a node writes one element along a dim for each place in all others, such as the gradient of a
+    maximum."""
+    if node.target is not aten.scatter.src:
+        return False
+    whole, index, source = (shape_of(node.args[i]) for i in (0, 2, 3))  # type: ignore[arg-type]
+    if whole is None or index is None or index != source or not all(isinstance(n, int) for n in whole):
+        return False
+    dim: int = node.args[1] % len(whole)  # type: ignore[operator,assignment]
+    return index == tuple(1 if d == dim else n for d, n in enumerate(whole))
+
+
+def _by_place(one: _Spelled) -> None:
+    """Compare a node's place along a dim with the one that it writes to."""
+    ((_, (whole, dim, index, source), _, val),) = one.before
+    kwargs = {"start": 0, "step": 1, "dtype": torch.int64, "device": val.device, "requires_grad": False}
+    dim, size = dim % val.ndim, val.shape[dim]
+    place = one.add(prims.iota.default, size, **kwargs)
+    place = one.add(aten.reshape.default, place, [size if d == dim else 1 for d in range(val.ndim)])
+    one.joins = False
+    one.respell(aten.where.self, one.add(aten.eq.Tensor, place, index), source, whole)
+
+
 def _across(nodes: Sequence[Node]) -> Iterator[tuple[list[int], list[Node]]]:
     """Norms over dims in the middle, such as over the channels of images: an order of dims in which these are
     the last ones, and what computes with tensors of such a shape, in graph order. Only where elements are
@@ -356,7 +389,7 @@ def _across(nodes: Sequence[Node]) -> Iterator[tuple[list[int], list[Node]]]:
 
         def near(one: Node, shape: Any = what.shape, wanted: Collection[Node] = wanted) -> list[Node]:
             around = (*operands(one), *one.users) if one not in wanted else operands(one)
-            return [n for n in around if n in wanted or (_is_elementwise(n) and shape_of(n) == shape)]
+            return [n for n in around if n in wanted or (is_elementwise(n) and shape_of(n) == shape)]
 
         members = set(closure([node], near))
         read = {arg for n in members for arg in operands(n)}
@@ -374,37 +407,76 @@ def _is_long(what: Reduced) -> bool:
     return len(what.shape) > 2 and all(isinstance(n, int) and n > 1 for n in what.shape)
 
 
-def _is_elementwise(node: Node) -> bool:
-    """Whether each element of a node is computed of those at the same place of its operands."""
-    return (is_pointwise(node) and not is_masked_write(node)) or node.target is aten.expand.default
-
-
-class _InOrder:
-    """Nodes that compute what they computed with the dims of all operands in another order. They are restored
-    if no region takes any, and stay otherwise. `nodes`: none if one cannot be spelled so."""
+class _Together:
+    """Nodes that are spelled in another way all at once. They are restored if no region takes any, and stay
+    otherwise. `nodes`: none if one cannot be spelled so. `replaced`: what they are computed of without."""
 
     joins = False
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node], order: list[int]) -> None:
-        self.graph, self.nodes, self.order = graph, nodes, order
-        self.back = [order.index(d) for d in range(len(order))]
-        self.before = [(n.target, n.args, n.kwargs, n.meta["val"]) for n in nodes]
+    def __init__(self, graph: Graph, nodes: Collection[Node]) -> None:
+        self.graph = graph
+        self.before: dict[Node, tuple[Any, Any, Any, Any]] = {}
         self.made: list[Node] = []
-        self.shared: dict[Node, Node] = {}  # of an operand, the same one in the other order
+        self.replaced = set(nodes)
         try:
-            for node in nodes:
-                self._spell(_Spelled(graph, [node]))
+            for node in by_position(nodes):
+                one = _Spelled(graph, [node])
+                one.made = self.made
+                (self.before[node],) = one.before
+                self.spell(one)
         except _Differs:
             self._restore(self.before)
             self._erase(set(graph.nodes))
-            self.nodes = []
-        for node in self.nodes:
+            self.before.clear()
+            return
+        for node in reversed(by_position(self.replaced)):
             if not node.users:
+                self.before.setdefault(node, (node.target, node.args, node.kwargs, node.meta["val"]))
                 node.target, node.args, node.kwargs = int, (0,), {}
                 del node.meta["val"]
+        self.read = {one: _read_by((one.args, one.kwargs)) for one in (*self.made, *self.before)}
 
-    def _spell(self, one: _Spelled) -> None:
-        one.made = self.made
+    def spell(self, one: _Spelled) -> None:
+        raise NotImplementedError
+
+    def end(self, alive: set[Node]) -> None:
+        """Restore the nodes, if nothing was taken of them; erase what nothing reads then. `alive`: the nodes
+        of the graph."""
+        if alive.issuperset(self.read):
+            read = ((before, _read_by((one.args, one.kwargs))) for one, before in self.read.items())
+            now = {a: b for before, after in read for a, b in zip(before, after, strict=True)}
+            before = {
+                node: (target, *torch.fx.map_arg((args, kwargs), lambda n: now.get(n, n)), val)
+                for node, (target, args, kwargs, val) in self.before.items()
+            }
+            given = ((n, a) for n, one in before.items() for a in _read_by(one[1:3]))
+            if all(arg in alive and position(arg) < position(node) for node, arg in given):
+                self._restore(before)
+        self._erase(alive)
+
+    def _restore(self, before: Mapping[Node, tuple[Any, ...]]) -> None:
+        for node, (target, args, kwargs, val) in before.items():
+            node.target, node.args, node.kwargs, node.meta["val"] = target, args, kwargs, val
+        for node in by_position(before):
+            follow(node)
+
+    def _erase(self, alive: set[Node]) -> None:
+        for node in reversed(by_position(alive.intersection((*self.made, *self.before)))):
+            if not node.users:
+                self.graph.erase_node(node)
+                alive.discard(node)
+
+
+class _InOrder(_Together):
+    """Nodes that compute what they computed with the dims of all operands in another order."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node], order: list[int]) -> None:
+        self.order = order
+        self.back = [order.index(d) for d in range(len(order))]
+        self.shared: dict[Node, Node] = {}  # of an operand, the same one in the other order
+        super().__init__(graph, nodes)
+
+    def spell(self, one: _Spelled) -> None:
         ((target, args, kwargs, val),) = one.before
         if (what := reduced(one.node)) is not None:
             given: list[Any] = [self._moved(one, args[0]), sorted(self.back[d] for d in what.dims)]
@@ -434,36 +506,104 @@ class _InOrder:
                 self.shared[arg] = one.add(aten.reshape.default, arg, [padded[d] for d in self.order])
         return self.shared[arg]
 
-    def end(self, alive: set[Node]) -> None:
-        """Restore the nodes, if nothing was taken of them; erase what nothing reads then. `alive`: the nodes
-        of the graph."""
-        if alive.issuperset((*self.made, *self.nodes)):
-            now = {arg: self._source(one) for arg, one in self.shared.items()}
-            before = [
-                (target, *torch.fx.map_arg((args, kwargs), lambda n: now.get(n, n)), val)
-                for target, args, kwargs, val in self.before
-            ]
-            given = ((n, a) for n, one in zip(self.nodes, before, strict=True) for a in _read_by(one[1:3]))
-            if all(arg in alive and position(arg) < position(node) for node, arg in given):
-                self._restore(before)
-        self._erase(alive)
 
-    def _source(self, moved: Node) -> Node:
-        """What an operand in the other order is computed from by now."""
-        (source,) = moved.all_input_nodes
-        return self._source(source) if source in self.made else source
+class _Apart(_Together):
+    """Nodes that are computed of the pieces of a tensor, instead of the whole."""
 
-    def _restore(self, before: Sequence[tuple[Any, ...]]) -> None:
-        for node, (target, args, kwargs, val) in zip(self.nodes, before, strict=True):
-            node.target, node.args, node.kwargs, node.meta["val"] = target, args, kwargs, val
-        for node in self.nodes:
-            follow(node)
+    def __init__(self, graph: Graph, found: Apart) -> None:
+        self.found = found
+        self.known: dict[Range, Node] = {}
+        super().__init__(graph, {*found.parts, *found.reductions, *found.whole})
 
-    def _erase(self, alive: set[Node]) -> None:
-        for node in reversed(by_position(alive.intersection((*self.made, *self.nodes)))):
-            if not node.users:
-                self.graph.erase_node(node)
-                alive.discard(node)
+    def spell(self, one: _Spelled) -> None:
+        node, found = one.node, self.found
+        if (part := found.parts.get(node)) is not None:
+            self.replaced.update(operands(node))  # a split
+            value = self._piece(one, part)
+            if value in self.made and is_elementwise(value) and has_stated_order(node):
+                one.lay(value, range(len(part.shape)))
+            one.stand_for(value)
+        elif node in found.whole:
+            ranges = found.ranges[node]
+            one.respell(aten.cat.default, [self._piece(one, part) for part in ranges], ranges[0].dim)
+        else:
+            self._reduce(one)
+
+    def _reduce(self, one: _Spelled) -> None:
+        ((target, (source, *_), kwargs, val),) = one.before
+        ranges, dims, kept = self.found.ranges[source], list(reduced_dims(one.node)), keeps_dims(one.node)
+        dim = ranges[0].dim
+        if dim not in dims:
+            each = [one.add(target, self._piece(one, part), dims, kept, **kwargs) for part in ranges]
+            one.respell(aten.cat.default, each, dim if kept else dim - sum(d < dim for d in dims))
+            return
+        dtype = SUM.accumulates_in(val.dtype) if target is aten.sum.dim_IntList else val.dtype
+        kwargs = {"dtype": dtype} if target is aten.sum.dim_IntList else {}
+        each = []
+        for part in ranges:
+            value = self._piece(one, part)
+            if any(part.shape[d] != 1 for d in dims):
+                value = one.add(target, value, dims, kept, **kwargs)
+            else:
+                value = one.add(aten.reshape.default, value, list(val.shape))
+                value = one.add(prims.convert_element_type.default, value, dtype)
+            each.append(value)
+        whole = functools.reduce(functools.partial(one.add, ADDED[target]), each)
+        one.respell(prims.convert_element_type.default, whole, val.dtype)
+
+    def _piece(self, one: _Spelled, part: Range) -> Node:
+        """A part of a tensor."""
+        if part not in self.known:
+            self.known[part] = self._made(one, part)
+        return self.known[part]
+
+    def _made(self, one: _Spelled, part: Range) -> Node:
+        node, dim = part.node, part.dim
+        source = range_of(node)
+        if source is not None and source.dim == dim and is_recomputed(source.node):
+            self.replaced |= {node, *operands(node)}
+            start = source.start
+            return self._piece(one, Range(source.node, dim, start + part.start, start + part.end))
+        if part.is_all:
+            return node
+        if (pieces := joined_of(node)) is not None and pieces.dim == dim:
+            self.replaced.update(pieces.inside)
+            values = [_operand(one, piece, dim) for piece in between(pieces.all, part.start, part.end)]
+            return values[0] if len(values) == 1 else one.add(aten.cat.default, values, dim)
+        if node not in self.found.ranges and is_read_as_stated(node):
+            return one.add(aten.slice.Tensor, node, dim, part.start, part.end)
+        args, kwargs = node.args, node.kwargs
+        if is_elementwise(node):
+            cut = functools.partial(self._cut, one, part)
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), cut)
+            args = (args[0], part.shape) if node.target is aten.expand.default else args
+        elif is_permutation(node):
+            order = [d % len(part.shape) for d in node.args[1]]
+            args = self._piece(one, permuted(part, operands(node)[0], order)), order
+        elif is_view(node) and not is_pair(node) and (below := reshaped(part, operands(node)[0])):
+            args = self._piece(one, below), part.shape
+        elif node.target is aten.full.default:
+            args = part.shape, *node.args[1:]
+        else:
+            return one.add(aten.slice.Tensor, node, dim, part.start, part.end)
+        self.replaced.add(node)
+        target = (
+            aten.reshape.default if is_view(node) and node.target is not aten.expand.default else node.target
+        )
+        made = one.add(target, *args, **kwargs)
+        made.meta |= {k: v for k, v in node.meta.items() if k != "val"}
+        return made
+
+    def _cut(self, one: _Spelled, part: Range, arg: Node) -> Node:
+        """What an operand is for a part of what is computed elementwise of it."""
+        if (shape := shape_of(arg)) is None:
+            return arg
+        dim = part.dim + len(shape) - len(part.shape)
+        return (
+            arg
+            if dim < 0 or shape[dim] == 1
+            else self._piece(one, dataclasses.replace(part, node=arg, dim=dim))
+        )
 
 
 def _columns(node: Node) -> int | None:
@@ -582,6 +722,33 @@ def _add_first(one: _Spelled, dims: list[int]) -> None:
     total = one.add(target, sums, *args, **{**kwargs, "dtype": dtype})
     one.respell(prims.convert_element_type.default, total, val.dtype)
     one.joins = False
+
+
+def _of_row_values(graph: Graph) -> Iterator[tuple[Node, tuple[Any, ...]]]:
+    """Sums over rows of values that a reduction along rows gives, such as a softmax's of its sinks, and the
+    shape of what that one reduces, of which there is no other sum over rows."""
+    some = {n: what for n in graph.nodes if (what := reduced(n)) and len(what.dims) < len(what.shape)}
+    along = {n: what.shape for n, what in some.items() if what.dims == (len(what.shape) - 1,)}
+    taken = {what.shape for n, what in some.items() if n not in along}
+    for node, what in some.items():
+        kept = [n for d, n in enumerate(what.shape) if d not in what.dims and n != 1]
+        if node.target is aten.sum.dim_IntList and what.shape[-1] == 1 and kept:
+            shapes = {along[n] for n in _above(operands(node)[0]) if n in along} - taken
+            yield from ((node, shape) for shape in shapes if shape[:-1] == what.shape[:-1])
+
+
+def _by_columns_of_rows(one: _Spelled, shape: tuple[Any, ...]) -> None:
+    """Put the sum of a tensor whose first column has the values, and all others 0, before a node."""
+    ((_, (value, dims, *_), _, val),) = one.before
+    device, last, dtype = val.device, len(shape) - 1, SUM.accumulates_in(val.dtype)
+    kwargs = {"start": 0, "step": 1, "dtype": torch.int64, "device": device, "requires_grad": False}
+    first = one.add(aten.eq.Scalar, one.add(prims.iota.default, shape[-1], **kwargs), 0)
+    zero = one.add(aten.full.default, [], 0, dtype=fake(value).dtype, device=device, pin_memory=False)  # type: ignore[union-attr]
+    wide = one.add(aten.where.self, first, one.add(aten.expand.default, value, list(shape)), zero)
+    sums = one.add(aten.sum.dim_IntList, wide, dims, True, dtype=dtype)
+    total = one.add(aten.reshape.default, one.add(aten.slice.Tensor, sums, last, 0, 1), list(val.shape))
+    one.joins = False
+    one.respell(prims.convert_element_type.default, total, val.dtype)
 
 
 def _piece(node: Node) -> tuple[int, int, int] | None:

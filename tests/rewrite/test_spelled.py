@@ -437,3 +437,60 @@ def test_a_norm_over_channels_is_as_before_if_no_region_takes_it(follows: bool) 
     spelling.end()
     graph.lint()
     assert [node.format_node() for node in graph.nodes] == before
+
+
+def gated(h: Any, b: Any, dy: Any) -> Any:
+    value, gate = (h + b).split(24, -1)
+    dh = torch.cat([dy * gate.sigmoid(), (dy * value).sin()], -1)
+    return dh, dh.sum(0), dh.view(5, 30, 48).exp().amax((0, 1)), dh.float().mean(1)
+
+
+def of_slices(h: Any, b: Any, dy: Any) -> Any:
+    """As autograd joins them; the reductions keep dims, and the whole is read behind a cast and a view."""
+    zeros = torch.zeros_like(h)
+    dh = aten.slice_scatter(zeros, dy * h[:, 24:], 1, 0, 24) + aten.slice_scatter(zeros, dy * b[:24], 1, 24)
+    wide = dh.view(5, 30, 2, 24).permute(0, 2, 1, 3).exp()
+    return wide @ wide.mT, wide.sum((0, 2), keepdim=True), wide.amin(2)
+
+
+def with_a_column(h: Any, b: Any, dy: Any) -> Any:
+    p = torch.cat([h, b[:1].expand(150, 1)], 1).exp()
+    whole = torch.constant_pad_nd(dy, [0, 25]) * p
+    dp = whole - p * whole.sum(-1, keepdim=True)
+    return dp[:, :48] * 2, dp[:, 48:].sin(), whole.amax(1), whole.amin(1, keepdim=True)
+
+
+def of_rows(h: Any, b: Any, dy: Any) -> Any:
+    sums = h.exp().view(5, 3, 10, 48).sum(-1, keepdim=True)
+    return sums.sin().sum((0, 2)), sums.exp().sum((1, 3), keepdim=True)
+
+
+def of_one_each(h: Any, b: Any, dy: Any) -> Any:
+    values, places = h.max(1, keepdim=True)
+    return aten.scatter.src(h.neg(), -1, places, values.sin()), aten.scatter.src(
+        h, 0, places.new_zeros(1, 48), h[:1] * 2
+    )
+
+
+APART = {
+    gated: [aten.sum.dim_IntList] * 2 + [aten.amax.default] * 2,
+    of_slices: [aten.sum.dim_IntList] * 2 + [aten.amin.default] * 2,
+    with_a_column: [aten.sum.dim_IntList, aten.amax.default, aten.amin.default],
+    of_rows: [aten.sum.dim_IntList] * 2,
+    of_one_each: [],
+}
+
+
+@pytest.mark.parametrize("function", APART)
+def test_what_is_computed_of_pieces_is_as_before_if_no_region_takes_it(function: Any) -> None:
+    shapes = ((150, 48), f32), ((48,), f32), ((150, 24), f32)
+    graph, inputs = traced(function, *shapes), [torch.randn(shape) for shape, _ in shapes]
+    before, nodes = [n.format_node() for n in graph.nodes], {*graph.nodes}
+    with spelled_as_reductions(graph) as joining:
+        assert [n.format_node() for n in graph.nodes] != before and not joining.keys() - nodes
+        added = [n for n in graph.nodes if n not in nodes and reduced(n) is not None]
+        assert [n.target for n in added] == APART[function]
+        for mine, eager in zip(run(graph, *inputs), function(*inputs), strict=True):
+            torch.testing.assert_close(mine, eager)
+    graph.lint()
+    assert [n.format_node() for n in graph.nodes] == before

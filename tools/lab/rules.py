@@ -95,9 +95,12 @@ RULES: dict[str, Any] = {
     # Passes over graphs.
     "rewrite.sizes.sizes_from_inputs": Idle(str),
     "rewrite.spelled.Spelling.begin": Idle(lambda spelling: len(spelling.found)),
+    "rewrite.spelled.apart": none,
+    "rewrite.spelled._of_rows": none,
+    "rewrite.spelled._is_of_one_each": no,
     "rewrite.spelled._columns": nothing,
     "rewrite.spelled._of_slabs": none,
-    "rewrite.spelled._of_rows": none,
+    "rewrite.spelled._of_row_values": none,
     "rewrite.spelled._piece": nothing,
     "rewrite.spelled._joins": no,
     "rewrite.spelled._expanded": nothing,

@@ -230,6 +230,40 @@ def group_norm_by_hand() -> Written:
     return Written(module, [_given(8, 64, 64, 320)])
 
 
+def swiglu() -> Written:
+    def gated(self: Any, h: Tensor) -> Tensor:
+        gate, up = (h + self.bias).split(5504, -1)
+        return F.silu(gate) * up
+
+    return Written(Calls(gated, bias=torch.zeros(11008, dtype=BF16)), [_given(8, 1024, 11008)])
+
+
+def glu_of_channels() -> Written:
+    # Conformer, wav2vec's and Demucs' decoders: the bias of a pointwise convolution in front.
+    module = Calls(lambda self, h: F.glu(h + self.bias[:, None], dim=1), bias=torch.zeros(1024, dtype=BF16))
+    return Written(module, [_given(32, 1024, 1000)])
+
+
+def masked_sinks() -> Written:
+    def attend(self: Any, x: Tensor) -> Tensor:
+        sinks = self.sinks.reshape(1, -1, 1, 1).expand(x.shape[0], -1, x.shape[2], -1)
+        later = torch.ones(x.shape[2:], dtype=torch.bool, device=x.device).triu(1)
+        joined = torch.cat([x.masked_fill(later, torch.finfo(x.dtype).min), sinks], -1)
+        joined = joined - joined.max(-1, keepdim=True).values
+        return F.softmax(joined, -1, dtype=joined.dtype)[..., :-1]
+
+    return Written(Calls(attend, sinks=torch.zeros(16, dtype=BF16)), [_given(2, 16, 1024, 1024)])
+
+
+def joint_projection() -> Written:
+    def split(self: Any, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (x.view(8, 1024, 16, 128) for x in (h + self.bias).chunk(3, -1))
+        return self.q(q).transpose(1, 2), self.k(k).transpose(1, 2), v.transpose(1, 2)
+
+    q, k = (nn.RMSNorm(128).to(BF16) for _ in range(2))
+    return Written(Calls(split, bias=torch.zeros(6144, dtype=BF16), q=q, k=k), [_given(8, 1024, 6144)])
+
+
 PROGRAMS: dict[str, Callable[[], Written]] = {
     make.__name__: make
     for make in (
@@ -256,6 +290,10 @@ PROGRAMS: dict[str, Callable[[], Written]] = {
         frozen_layer_norm,
         frozen_rms_norm,
         group_norm_by_hand,
+        swiglu,
+        glu_of_channels,
+        masked_sinks,
+        joint_projection,
     )
 }
 
