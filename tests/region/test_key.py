@@ -14,7 +14,7 @@ import torch
 from graphs import f32, traced
 from torch.fx import Graph
 
-from mixorder import pipeline, planning
+from mixorder import pipeline, search
 from mixorder.demo_model import Transformer
 from mixorder.ir.program import LoopProgram
 from mixorder.region.key import ROUNDED, structural_key
@@ -144,7 +144,7 @@ def test_random_programs_are_the_same_without_sharing(seed: int, monkeypatch: py
         return with_other_numbers(traced(function, *(spec for _, specs in programs for spec in specs)), seed)
 
     shared = texts(graph())
-    monkeypatch.setattr(planning, "structural_key", lambda region: None)
+    monkeypatch.setattr(search, "structural_key", lambda region: None)
     assert texts(graph()) == shared
 
 

@@ -246,7 +246,7 @@ a sum behind a product. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 a sum behind a scan. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 a sum behind other rows. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 around a product. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
-a producer outside. 512x256: sum_1 | sum_2, x_1 cumsum dy_1 tanh -> sum_1 sum_2
+a producer outside. 512x256: sum_1 | sum_2, mul x_1 cumsum dy_1 -> sum_1 sum_2
 a row sum behind a column sum. cycle
 a column sum over the rows. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 a table of rows. 512x256: sum_1 | sum_2, x_1 dy_1 -> sum_1 sum_2 mul_3
