@@ -150,7 +150,7 @@ SMALLEST: dict[DeclineReason, Callable[[], Graph]] = {
         ),
         *(((4096, 1), f32), ((256,), f32), ((256, 8), f32)),
     ),
-    DeclineReason.AXIS_CLASS: lambda: traced(lambda x: (x.sum((0, 1)), x.sum((1, 2))), ((8, 128, 256), f32)),
+    DeclineReason.AXIS_CLASS: lambda: traced(lambda x: (x.sum((0, 1)), x.sum((1, 2))), ((64, 16, 256), f32)),
     DeclineReason.TOO_MANY_LIVE_TILES: twelve_tiles_between_two_reductions,
 }
 
