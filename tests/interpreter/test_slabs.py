@@ -172,10 +172,10 @@ def of_any_batch(module: nn.Module, batches: Iterable[Sequence[torch.Tensor]]) -
 
 
 # Samples of the smallest batch, where it is not 1.
-LEAST = {"BatchNorm1d, ReLU": 2, "GroupNorm, SiLU": 0, "GRN of ConvNeXt-V2": 2}
+LEAST = {"BatchNorm1d, ReLU": 2, "Dice": 2, "GroupNorm, SiLU": 0, "GRN of ConvNeXt-V2": 2}
 LEAST |= {name: 2 for name, case in OVER_SLABS.items() if case.forward(*case.shapes.small)}
 # Some have a parameter for each sample; the last one takes the interpreter long.
-NOT_ANY_BATCH = [name for name in OVER_SLABS if "gate" in name or "of samples" in name]
+NOT_ANY_BATCH = [name for name in OVER_SLABS if any(t in name for t in ("gate", "of samples", "of all"))]
 NOT_ANY_BATCH += ["InstanceNorm3d, LeakyReLU"]
 
 

@@ -49,6 +49,31 @@ class Gated(nn.Module):
         return F.silu(self.norm(x * gate)) if self.before else F.hardswish(self.norm(x)) * gate
 
 
+class Scaled(nn.Module):
+    """A batch norm's result times a factor for each element, whose gradient reads what the norm's reads."""
+
+    def __init__(self, channels: int, *sizes: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(*sizes))
+        self.norm = nn.BatchNorm2d(channels, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) * (1 + self.scale)
+
+
+class Dice(nn.Module):
+    """An activation by a batch norm, of which dx has parts that need none of its sums."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(channels))
+        self.norm = nn.BatchNorm1d(channels, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = torch.sigmoid(self.norm(x))
+        return share * x + (1 - share) * self.alpha * x
+
+
 class Stored(nn.Module):
     """A group norm whose result is stored in some format, and with it its gradient."""
 
@@ -165,6 +190,10 @@ OVER_SLABS = {
     "BatchNorm2d, hardswish, gate, channels-last": gated(True, before=False),
     "gate, BatchNorm2d, SiLU, channels-last": gated(True, before=True),
     "factor of samples, BatchNorm2d, SiLU, channels-last": gated(True, before=True, samples=True),
+    "BatchNorm2d, scale of all elements": Case(
+        drawn(lambda n, c, *sizes: Scaled(c, n, c, *sizes)), CHANNELS, of_channels()
+    ),
+    "Dice": Case(drawn(lambda n, c: Dice(c)), VECTORS, lambda n, c: [(f"{n}x{c}", 0, 3)]),
     "BatchNorm1d, ReLU": Case(
         drawn(lambda n, c: nn.Sequential(nn.BatchNorm1d(c), nn.ReLU())),
         VECTORS,
