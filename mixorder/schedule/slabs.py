@@ -47,7 +47,9 @@ from .predicted import Expected, beside
 from .work import ADDRESS, DIVISION, Work, computing
 
 ELEMENTS = 4096  # of a tile
-ALONG = 2048  # and of one along contiguous rows, where that is not all that is summed
+# And of one along contiguous rows. Of the first kernel's, where that is not all that is summed, and a thread
+# has more than so many words of an element at once.
+ALONG, FEW_WORDS = 2048, 2
 # Of a tile, where memory is contiguous along an axis that is kept, a line of half precision, and two in the
 # third kernel, which loads no tile early; at least so many where that axis is reduced.
 COLUMNS, COLUMNS_APPLIED = 64, 128
@@ -181,7 +183,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The plan of a program over slabs. Raises `Decline` where a kernel cannot hold what it needs."""
     assert isinstance(facts, SlabFacts)
     along, all_summed = not _in_columns(facts), math.prod(facts.sizes[i] for i in facts.summed)
-    most_elements = ALONG if along and all_summed > ELEMENTS else ELEMENTS
+    most_elements = ALONG if along and all_summed > ELEMENTS and facts.at_once > FEW_WORDS else ELEMENTS
     extents = _fitting(facts, lambda tile: facts.at_once + facts.sums / _unrolled(facts, tile), most_elements)
     applied = _fitting(facts, lambda tile: facts.applied, ALONG if along else ELEMENTS, COLUMNS_APPLIED)
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
