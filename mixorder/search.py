@@ -34,6 +34,7 @@ from .schedule.outside import outside_us
 from .schedule.predicted import check_size
 
 HEAVY = PRICES["exp"]  # instructions: below these, nothing is computed that a load would not take as well
+ROUNDS = 2  # of moves that take less memory: the MLP of torchao's `rowwise` takes two, 914 -> 365 us
 COMPUTING = 1.05  # times what the kernels took if they computed nothing: it is worth to compute less
 
 
@@ -57,7 +58,7 @@ class Search:
     def best(self) -> tuple[RegionPlan, Change]:
         """The plan that is taken, and what it does to memory. Raises the first state's `Decline` if there is
         none."""
-        level, refused = [self.found], dict[State, Decline]()
+        level, refused, rounds = [self.found], dict[State, Decline](), 0
         while level:
             plans = list[tuple[Cost, RegionPlan]]()
             for region in level:
@@ -73,8 +74,8 @@ class Search:
             smallest = min(level, key=lambda region: len(region.nodes))
             why = refused[_state(smallest)]
             moves = self.runner.step("moves", smaller, smallest, why, self.stored)
-            again = why.reason is DeclineReason.MEMORY and smallest is not self.found
-            level = [region for region in moves if not again and _state(region) not in refused]
+            rounds += why.reason is DeclineReason.MEMORY
+            level = [region for region in moves if rounds <= ROUNDS and _state(region) not in refused]
         raise refused[_state(self.found)]
 
     def fitting(self, plan: RegionPlan) -> tuple[RegionPlan, Change]:

@@ -58,28 +58,28 @@ def triton_mixorder_sum_results_a015b1b9(in4_ptr, out1_ptr, out2_ptr, ws0_ptr, w
     tl.store(ws3_ptr + (10 * z + 320 * at_y[:, None] + at_p[None, :]), tl.reshape(tl.broadcast_to(tmp11, [1, 8, 16]), [8, 16]), (at_p[None, :] < 10))
 
 
-# 2560 programs of 4 warps
+# 3072 programs of 4 warps
 @triton.jit
-def triton_mixorder_sum_apply_099a58d6(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws2_ptr, ws3_ptr):
-    program = (2559 - tl.program_id(0))
-    p_tile = program % 5
-    y = program // 5 % 8
-    x_tile = program // 40
-    at_p = p_tile * 64 + tl.arange(0, 64)
-    tmp0 = tl.reshape(tl.load(ws2_ptr + (320 * y + at_p)), [1, 64])
-    tmp1 = tl.reshape(tl.load(ws3_ptr + (320 * y + at_p)), [1, 64])
-    at_x = x_tile * 64 + tl.arange(0, 64)
-    tmp2 = tl.load(in3_ptr + (1310720 * y + 320 * at_x[:, None] + at_p[None, :])).to(tl.float32)
-    tmp3 = tl.reshape(tl.load(in4_ptr + (at_p)), [1, 64])
+def triton_mixorder_sum_apply_a0324df5(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws2_ptr, ws3_ptr):
+    program = (3071 - tl.program_id(0))
+    p_tile = program % 3
+    y = program // 3 % 8
+    x_tile = program // 24
+    at_p = p_tile * 128 + tl.arange(0, 128)
+    tmp0 = tl.reshape(tl.load(ws2_ptr + (320 * y + at_p), (at_p < 320), other=0), [1, 128])
+    tmp1 = tl.reshape(tl.load(ws3_ptr + (320 * y + at_p), (at_p < 320), other=0), [1, 128])
+    at_x = x_tile * 32 + tl.arange(0, 32)
+    tmp2 = tl.load(in3_ptr + (1310720 * y + 320 * at_x[:, None] + at_p[None, :]), (at_p[None, :] < 320), other=0).to(tl.float32)
+    tmp3 = tl.reshape(tl.load(in4_ptr + (at_p), (at_p < 320), other=0), [1, 128])
     tmp4 = tmp2 * tmp3
-    tmp5 = tl.load(in0_ptr + (1310720 * y + 320 * at_x[:, None] + at_p[None, :])).to(tl.float32)
-    p = p_tile * 64 + tl.arange(0, 64)[None, :]
-    tmp6 = tl.load(in1_ptr + (32*y + (p // 10)))
+    tmp5 = tl.load(in0_ptr + (1310720 * y + 320 * at_x[:, None] + at_p[None, :]), (at_p[None, :] < 320), other=0).to(tl.float32)
+    p = p_tile * 128 + tl.arange(0, 128)[None, :]
+    tmp6 = tl.load(in1_ptr + (32*y + (p // 10)), (p < 320), other=0)
     tmp7 = tmp5 - tmp6
-    tmp8 = tl.load(in2_ptr + (32*y + (p // 10)))
+    tmp8 = tl.load(in2_ptr + (32*y + (p // 10)), (p < 320), other=0)
     tmp9 = tmp7 * tmp8
     tmp10 = tmp9 * tmp0
     tmp11 = tmp4 - tmp10
     tmp12 = tmp11 - tmp1
     tmp13 = tmp12 * tmp8
-    tl.store(out0_ptr + (1310720 * y + 320 * at_x[:, None] + at_p[None, :]), tmp13)
+    tl.store(out0_ptr + (1310720 * y + 320 * at_x[:, None] + at_p[None, :]), tmp13, (at_p[None, :] < 320))
