@@ -66,8 +66,10 @@ class Search:
                     plans += self.plans(region)
                 except Decline as decline:
                     refused[_state(region)] = decline.kept()
-            for _, plan in sorted(plans, key=operator.itemgetter(0)):
+            for (_, longer_us), plan in sorted(plans, key=operator.itemgetter(0)):
                 try:
+                    if rounds == ROUNDS and longer_us > 0:
+                        raise refused[_state(self.found)]
                     return self.fitting(plan)
                 except Decline as decline:
                     refused[_state(plan.region)] = decline.kept()
