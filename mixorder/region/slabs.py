@@ -26,8 +26,10 @@ from .factors import Order, Run, boundaries, flat
 from .layouts import may_lie_otherwise
 from .nodes import (
     fake,
+    is_bit_view,
     is_moment,
     is_permutation,
+    is_pointwise,
     is_relative_sum,
     is_variance,
     operands,
@@ -217,8 +219,9 @@ class SlabGrowth(Growth):
     def is_written_beside(self, node: Node) -> bool:
         """Whether a loop would write a node, of elements that the region reads: the gradient of a scale that
         has all elements."""
-        is_full = is_loop(node) and self.analysis.is_full(node)
-        return is_full and self.is_stored(node) and self.reads.issuperset(self.sources(node))
+        is_full = is_pointwise(node) and not is_bit_view(node) and self.analysis.is_full(node)
+        is_result = is_full and self.is_stored(node) and not any(map(is_loop, node.users))
+        return is_result and self.reads.issuperset(self.sources(node))
 
     @property
     def run(self) -> Run:
