@@ -34,7 +34,7 @@ from .schedule.outside import outside_us
 from .schedule.predicted import check_size
 
 HEAVY = PRICES["exp"]  # instructions: below these, nothing is computed that a load would not take as well
-ROUNDS = 2  # of moves that take less memory: the MLP of torchao's `rowwise` takes two, 914 -> 365 us
+ROUNDS = 2  # of moves that take less memory: the MLP of `rowwise` float8 training takes two
 COMPUTING = 1.05  # times what the kernels took if they computed nothing: it is worth to compute less
 
 
