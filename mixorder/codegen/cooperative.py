@@ -272,6 +272,8 @@ class _CooperativeKernel:
             if own in _CARRIED_RAW:
                 return _Held(name, own, _CARRIED_RAW[own], self.writer.shape(varies), raw=True)
         dtype = torch.int8 if value.dtype == torch.bool else value.dtype
+        if len(varies) < 2 and not dtype.is_floating_point and dtype.itemsize < 4:
+            dtype = torch.int32  # a tile has too few rows to fill a register with their elements
         return _Held(name, dtype, triton_compute_type(dtype), self.writer.shape(varies))
 
     def newest(self, value: str, held: _Held) -> str:
@@ -279,7 +281,7 @@ class _CooperativeKernel:
         if held.raw:
             return f"{held.name}_raw"
         variable = self.writer.ops.variables[value]
-        return f"{variable}.to(tl.int8)" if held.dtype == torch.int8 != variable.dtype else str(variable)
+        return str(variable) if held.dtype == variable.dtype else f"{variable}.to({held.triton_dtype})"
 
     def carry(self, stmt: Carry) -> None:
         held = self.writer.held[stmt.value.name]

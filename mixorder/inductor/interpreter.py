@@ -122,6 +122,8 @@ def _map_inline_asm(assembly: Assembly) -> None:
         results = assembly(text, [v.data for v in values])
         if results is None:
             return original(self, text, constraints, values, types, pure, pack)
+        if any(v.data.ndim and v.data.size % pack for v in values):  # as Triton's verifier asks
+            raise ValueError(f"elements are no multiple of the {pack} that a call has: {text}")
         handles = [TensorHandle(r, t.scalar) for r, t in zip(results, types, strict=True)]
         return types_module.SimpleNamespace(get_result=handles.__getitem__)
 

@@ -46,7 +46,8 @@ class _Sizes:
         self.graph = graph
         self.made: list[Node] = []
         inputs = graph.find_nodes(op="placeholder")
-        self.place = next(n for n in graph.nodes if n.op != "placeholder")
+        # Torch puts the token of ordered effects before the inputs.
+        self.place = inputs[-1].next if inputs else next(iter(graph.nodes))
         self.known: dict[Size, Node | int | None] = {}
         for node in inputs:
             if isinstance(val := node.meta.get("val"), torch.SymInt):

@@ -275,7 +275,7 @@ def _read_by(args: Any) -> list[Node]:
 def _of_pieces(one: _Spelled, found: Pieces) -> None:
     """Spell a node as a `cat` of pieces."""
     one.joins = False
-    operands = [_operand(one, piece, found.dim) for piece in found.all]
+    operands = [_operand(one, one.node, piece, found.dim) for piece in found.all]
     one.respell(aten.cat.default, operands, found.dim)
 
 
@@ -290,12 +290,13 @@ def _of_copies(one: _Spelled, shared: Sequence[Node]) -> None:
 def _of_parts(one: _Spelled, found: Pieces) -> None:
     """Read pieces where they were before they were written to a larger tensor."""
     one.joins = False
-    parts = [_operand(one, piece, found.dim) for piece in found.all]
+    parts = [_operand(one, one.node, piece, found.dim) for piece in found.all]
     one.stand_for(parts[0] if len(parts) == 1 else one.add(aten.cat.default, parts, found.dim))
 
 
-def _operand(one: _Spelled, piece: Piece, dim: int) -> Node:
-    whole, value = fake(one.node), piece.source
+def _operand(one: _Spelled, joined: Node, piece: Piece, dim: int) -> Node:
+    """A piece of a tensor that is put together along a dim, in the tensor's dtype."""
+    whole, value = fake(joined), piece.source
     assert whole is not None
     if not isinstance(value, Node):
         shape = [piece.size if d == dim else n for d, n in enumerate(whole.shape)]
@@ -568,7 +569,8 @@ class _Apart(_Together):
             return node
         if (pieces := joined_of(node)) is not None and pieces.dim == dim:
             self.replaced.update(pieces.inside)
-            values = [_operand(one, piece, dim) for piece in between(pieces.all, part.start, part.end)]
+            between_ends = between(pieces.all, part.start, part.end)
+            values = [_operand(one, node, piece, dim) for piece in between_ends]
             return values[0] if len(values) == 1 else one.add(aten.cat.default, values, dim)
         if node not in self.found.ranges and is_read_as_stated(node):
             return one.add(aten.slice.Tensor, node, dim, part.start, part.end)

@@ -137,8 +137,8 @@ SPILLED = {
 }
 
 
-# The figures are those of triton 3.7; up to 88 bytes more were seen with 3.6, 3.8 and 3.9.
-SLACK = 0 if triton.__version__.startswith("3.7.") else 96
+# The figures are those of triton 3.7; up to 120 bytes more were seen with 3.6, 3.8 and 3.9.
+SLACK = 0 if triton.__version__.startswith("3.7.") else 120
 
 
 @functools.cache

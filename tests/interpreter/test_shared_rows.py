@@ -117,3 +117,20 @@ def test_wide_rows(module: nn.Module, rows: int, dtype: torch.dtype) -> None:
     (record,) = records
     assert isinstance(record, RegionRecord) and record.schedule.group > 1
     check_gradients(ours, module, x, dy, cols)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint8, torch.int16])
+def test_a_narrow_value_of_each_row_is_carried(dtype: torch.dtype) -> None:
+    """A tile has fewer rows than a register has room for."""
+
+    def function(x: Any, dy: Any, w: Any, kept: Any) -> tuple[Any, Any]:
+        g = dy * w * kept
+        return g - x * (g * x).mean(-1, keepdim=True) * kept, (dy * x).sum(0)
+
+    x, dy = torch.randn(3, 16400), torch.randn(3, 16400)
+    args = (x, dy, torch.randn(16400), torch.tensor([[1], [0], [3]]).to(dtype))
+    graph, record = fused_graph(function, args)
+    assert record.schedule.group > 1
+    wide = [a.double() if a.is_floating_point() else a for a in args]
+    for mine, exact in zip(graph(*args), function(*wide), strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-5, atol=1e-5)

@@ -61,6 +61,17 @@ def test_sizes_are_asked_of_inputs() -> None:
     assert found.args[0].op == "placeholder" and found.meta["val"].node.expr == expr
 
 
+def test_a_size_is_asked_behind_an_input_that_something_stands_before() -> None:
+    graph, size = asked_inside()
+    with graph.inserting_before(next(iter(graph.nodes))):
+        graph.call_function(torch.ops.prims._make_token.default)  # as torch begins a graph with ordered effects
+    with guarded(graph):
+        sizes_from_inputs(graph)
+    graph.lint()
+    (found,) = graph.find_nodes(op="call_function", target=SIZE)
+    assert found.args[0].op == "placeholder" and size not in graph.nodes
+
+
 def test_a_size_is_computed_from_those_of_inputs() -> None:
     """Half of the rows, asked of a tensor that has half."""
     graph, size = asked_inside()

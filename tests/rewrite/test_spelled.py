@@ -460,6 +460,13 @@ def with_a_column(h: Any, b: Any, dy: Any) -> Any:
     return dp[:, :48] * 2, dp[:, 48:].sin(), whole.amax(1), whole.amin(1, keepdim=True)
 
 
+def turned(h: Any, b: Any, dy: Any) -> Any:
+    """Zeros beside a piece that is rounded, read in another order and in another dtype."""
+    zeros = torch.zeros((5, 30, 48), dtype=bf16, device=h.device)
+    whole = aten.slice_scatter(zeros, dy[:, :1].reshape(5, 30, 1), 2, 47).permute(1, 0, 2).float()
+    return (whole + h.view(30, 5, 48)).sum(-1), (whole * 2 - h.view(30, 5, 48)).amax((0, 2))
+
+
 def of_rows(h: Any, b: Any, dy: Any) -> Any:
     sums = h.exp().view(5, 3, 10, 48).sum(-1, keepdim=True)
     return sums.sin().sum((0, 2)), sums.exp().sum((1, 3), keepdim=True)
@@ -476,6 +483,7 @@ APART = {
     gated: [aten.sum.dim_IntList] * 2 + [aten.amax.default] * 2,
     of_slices: [aten.sum.dim_IntList] * 2 + [aten.amin.default] * 2,
     with_a_column: [aten.sum.dim_IntList, aten.amax.default, aten.amin.default],
+    turned: [aten.sum.dim_IntList, aten.amax.default, aten.amax.default],
     of_rows: [aten.sum.dim_IntList] * 2,
     of_one_each: [],
 }
