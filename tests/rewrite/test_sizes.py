@@ -64,7 +64,7 @@ def test_sizes_are_asked_of_inputs() -> None:
 def test_a_size_is_asked_behind_an_input_that_something_stands_before() -> None:
     graph, size = asked_inside()
     with graph.inserting_before(next(iter(graph.nodes))):
-        graph.call_function(torch.ops.prims._make_token.default)  # as torch begins a graph with ordered effects
+        graph.call_function(torch.ops.prims._make_token.default)  # as torch begins one with ordered effects
     with guarded(graph):
         sizes_from_inputs(graph)
     graph.lint()
