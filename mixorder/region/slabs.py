@@ -237,7 +237,7 @@ class SlabGrowth(Growth):
         bias in front of the norm. All of these are over the same. A variance is none: it needs the mean's
         total."""
         full = may_be_over_slab(node) and not _is_statistic(node) and self.analysis.is_full(operands(node)[0])
-        if not full or node in self.wanted or not self.order(node):
+        if not full or node in self.wanted or not self.order(node) or operands(node)[0] not in self.orders:
             return False
         own = self.orders.reduced(node)
         others = {self.orders.reduced(n) for n in self.columns if reduced(n) is not None}

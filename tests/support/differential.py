@@ -239,10 +239,15 @@ def saturated(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (t if t.is_cuda else t.clamp(limits.min, limits.max)).to(dtype)
 
 
+def hardswish(t: torch.Tensor) -> torch.Tensor:
+    """Eager's kernel for GPUs multiplies float64 by a sixth in float32 (torch 2.11)."""
+    return F.hardswish(t) if t.dtype != torch.float64 else t * F.relu6(t + 3) / 6
+
+
 def function_of(program: Program) -> Callable[..., Results]:
     """The program's source as a function."""
     known = {"torch": torch, "F": F, "effects": effects, "places": places, "normed": normed}
-    known |= {"saturated": saturated, "chained": chained}
+    known |= {"saturated": saturated, "chained": chained, "hardswish": hardswish}
     return function_from(program.source(), known)
 
 

@@ -209,7 +209,7 @@ _ACTIVATIONS = {
     "relu": "torch.relu({})",
     "relu6": "F.hardtanh_({} * 3, 0, 6)",
     "leaky_relu": "F.leaky_relu_({}, 0.1)",
-    "hardswish": "F.hardswish({} * 2)",
+    "hardswish": "hardswish({} * 2)",
     "elu": "F.elu_({})",
     "silu": "F.silu({})",
 }
@@ -309,6 +309,66 @@ PAIRED: dict[str, Op] = {
         "({0} / 11.3137085) == ({0} / 11.3137085).amax({inner}, keepdim=True)",
         nonempty=True,
         forward_only=True,
+    ),
+}
+
+# Sums over other sets of axes beside those of the pair, and what is put together along a dim and computed of.
+_HALF = "max(1, {last} // 2)"
+TOGETHER: dict[str, Op] = {
+    "gate_along": op(FULL, "full full", "{0} * torch.sigmoid({1}.mean({dim}, keepdim=True))", nonempty=True),
+    "gate_of_sample": op(
+        FULL,
+        "full full",
+        "{0} * torch.sigmoid({1}.mean(tuple(range(1, {1}.ndim)), keepdim=True))",
+        nonempty=True,
+    ),
+    "gate_of_all": op(FULL, "full full", "{0} * torch.sigmoid({1}.mean())", nonempty=True),
+    "table": op(FULL, "full full", "{0} + ({1} * 0.5).mean(0, keepdim=True).tanh()", nonempty=True),
+    "position": op(FULL, "full full", "torch.sin({0} + {1}[:1])", nonempty=True),
+    "less_both": op(
+        FULL,
+        "full full",
+        "{0} - {1}.mean({inner}, keepdim=True) - {1}.mean({outer}, keepdim=True) + {1}.mean()",
+        nonempty=True,
+    ),
+    "sink": op(
+        FULL,
+        "full full",
+        "torch.cat([{0}, {1}[..., :1] * 0.5], -1).softmax(-1)[..., :-1] * {last} ** 0.5",
+        nonempty=True,
+    ),
+    "sink_of_row": op(
+        FULL,
+        "full row",
+        "torch.cat([{0}, {1}[..., :1].expand(*{0}.shape[:-1], 1)], -1).softmax(-1)[..., :-1] * {last} ** 0.5",
+        nonempty=True,
+    ),
+    "gated_half": op(
+        FULL,
+        "full full",
+        f"(lambda t: torch.cat([t[..., :{_HALF}] * torch.sigmoid(t[..., -{_HALF} :]), "
+        f"t[..., {_HALF} :]], -1))({{0}} + {{1}})",
+        nonempty=True,
+    ),
+    "gated_chunks": op(
+        FULL,
+        "full col",
+        "(lambda a, b: a * F.silu(b))(*(torch.cat([{0}, {0} * 0.5], -1)"
+        " + torch.cat([{1}.expand({0}.shape), -{1}.expand({0}.shape)], -1)).chunk(2, -1))",
+        nonempty=True,
+    ),
+    "normed_head": op(
+        FULL,
+        "full full",
+        "(lambda t: torch.cat([t[:, :1] * torch.rsqrt(t[:, :1].square().mean(-1, keepdim=True) + 0.5), "
+        "t[:, 1:] * 0.5], 1))({0} + {1})",
+        nonempty=True,
+    ),
+    "normed_apart": op(
+        FULL,
+        "full col",
+        "torch.cat([normed(t, {1}, 2, {inner}, {outer}).reshape(t.shape) for t in ({0}[:1], {0}[1:])])",
+        nonempty=True,
     ),
 }
 

@@ -35,6 +35,7 @@ from .operators import (
     MOVES,
     PAIRED,
     ROW,
+    TOGETHER,
     WRITE,
     Op,
     space_of,
@@ -42,7 +43,7 @@ from .operators import (
 
 Shape = tuple[int, ...]
 
-OPS = FLOATS | MOVES | EDGES | POINTWISE | REDUCTIONS | BETWEEN | PAIRED | EFFECTS
+OPS = FLOATS | MOVES | EDGES | POINTWISE | REDUCTIONS | BETWEEN | PAIRED | TOGETHER | EFFECTS
 NARROWEST = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # bits of the significand
 LAYOUTS = ("contiguous", "padded", "offset", "transposed", "expanded", "channels-last")
 FINITE_PLANTS = ("-0.0", "0.0", "smallest", "subnormal")
@@ -66,6 +67,7 @@ _THEMES = (
     tuple(BETWEEN),
     tuple(MOVES | EDGES),
     *(tuple(PAIRED),) * 3,
+    *(tuple(TOGETHER),) * 4,
 )
 
 
