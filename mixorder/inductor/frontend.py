@@ -126,7 +126,8 @@ def _order(val: Any) -> Sequence[int] | None:
     if not isinstance(val, torch.Tensor):
         return None
     shape, strides = ([_hint(n) for n in of] for of in (val.shape, val.stride()))
-    if 0 in strides or not is_dense(torch.empty_strided(shape, strides, device="meta")):
+    several = [n or 2 for n in shape]  # a tensor without elements lies in any way
+    if 0 in strides or not is_dense(torch.empty_strided(several, strides, device="meta")):
         return None
     return sorted(range(len(shape)), key=lambda d: -strides[d])
 

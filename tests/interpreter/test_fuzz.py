@@ -208,6 +208,47 @@ MOMENTS = Program(
 )
 
 
+# A sum's result has an order that only its users tell.
+GATED = Program(
+    shape=(2, 5, 16529),
+    inner=(0, 2),
+    outer=(0, 2),
+    steps=(
+        Step("v0", "col_sum", ("y", "y"), 1),
+        Step("v1", "gated_half", ("y", "y"), 4),
+        Step("v2", "row_sum", ("v1", "y"), 1),
+        Step("v3", "mul_col", ("y", "v0"), 5),
+        Step("v4", "gate_along", ("x", "v3"), 5),
+    ),
+    outputs=(("v0", "flat"), ("v4", "plain"), ("v2", "transposed"), ("v3", "plain")),
+    dtype="float64",
+    weight_dtype="float64",
+    backward=True,
+)
+
+
+# A piece of a row of 12, of a symbolic batch whose hint is 1.
+SINK = Program(
+    shape=(1, 2, 11),
+    inner=(2,),
+    outer=(0,),
+    steps=(
+        Step("v0", "col_sum", ("y", "y"), 2),
+        Step("v1", "gate_of_all", ("x", "y"), 2),
+        Step("v2", "sink", ("y", "y"), 2),
+        Step("v3", "position", ("v1", "v2"), 5),
+        Step("v4", "row_sum", ("v3", "v3"), 5),
+        Step("v5", "row_sum", ("v2", "v2"), 5),
+        Step("v6", "sub_mul_row", ("v2", "v2", "v4"), 3),
+    ),
+    outputs=(("v0", "twice"), ("v6", "plain"), ("v5", "flat"), ("v4", "transposed")),
+    backward=True,
+    dynamic=True,
+    sizes=(4, 1),
+    oblivious=True,
+)
+
+
 BUGS = {
     "variance": VARIANCE,
     "no rows": NO_ROWS,
@@ -218,6 +259,8 @@ BUGS = {
     "fewer axes": FEWER_AXES,
     "shared row": SHARED_ROW,
     "moments": MOMENTS,
+    "gated": GATED,
+    "sink": SINK,
 }
 
 
