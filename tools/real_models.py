@@ -2,20 +2,24 @@
 
     python tools/real_models.py --limit 40 --out models              # as many as --seconds allows
     python tools/real_models.py --out more --skip models/models.jsonl
+    python tools/real_models.py --profile --families torchao/rowwise --recipes bf16
     python tools/real_models.py --report models/models.jsonl more/models.jsonl
 
 Module code as published, random weights, few layers (`lab/families.py`). Per model and way: milliseconds of
 forward and backward, time of its kernels, time outside matrix products, attention and convolutions, peak
 memory, processor seconds of the compile, errors of gradients (`lab/whole.py`). Processes build and compile
 side by side; what runs on the GPU runs alone. In --out: `models.jsonl`, a line per model as it ends, so that
-a run that is cut off loses nothing, and `models.md`, the report. A family that cannot be built here is listed
-as absent. Exit status: 0; 1 if a model failed.
+a run that is cut off loses nothing, and `models.md`, the report. --profile adds `FAMILY_RECIPE.md`: each
+kernel outside libraries, who made it, its calls, time and bytes in a step, and its percent of the bandwidth
+of an add in the same run. A family that cannot be built here is listed as absent. Exit status: 0; 1 if a
+model failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     from lab.whole import Task
 
     todo = chosen(args.families or families.names(), args)
-    tasks = [Task(*one, args.device, "", not args.no_errors) for one in todo]
+    tasks = [Task(*one, args.device, "", not args.no_errors, args.profile) for one in todo]
     path, limits = args.out / "models.jsonl", (MODEL_S, TO_FINISH_S)
     measured("lab.whole", tasks, args, path, limits, taken, told)
 
@@ -84,6 +88,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=WORKERS, help="default: %(default)s")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for tests")
     parser.add_argument("--no-errors", action="store_true", help="without the errors of gradients")
+    parser.add_argument("--profile", action="store_true", help="with a table of each model's kernels")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/models")))
     return parser.parse_args(argv)
 
@@ -100,6 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = matches.report(found)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "models.md").write_text(text + "\n")
+    for match in (m for m in found if m.stock.moved or m.ours.moved):
+        name = re.sub(r"[^\w.-]+", "_", match.name)
+        (args.out / f"{name}.md").write_text(matches.profile(match) + "\n")
     print(text)
     return int(any(match.status not in ("ok", "absent") for match in found))
 

@@ -1,17 +1,21 @@
 """Whole models by stock and mixorder: one of each recipe in the interpreter, and a made-up report."""
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import real_models
 import torch
 from fresh_process import HANG_S
-from lab import matches, whole
+from lab import launches, matches, whole
 from torch import nn
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from mixorder import report
 from mixorder.errors import MixorderError
@@ -104,3 +108,56 @@ def test_a_fault_that_users_see_as_a_warning_fails_a_model() -> None:
 
     with pytest.raises(MixorderError, match="KeyError: 'node'"):
         Faulty().first()
+
+
+def test_a_profile_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes from a step's launches, times from profiles of others: of an add, of what Inductor knows the
+    bytes of, of a kernel of mixorder's, whose arguments tell, and of what nothing is known of."""
+    launched, ran = list[tuple[str, tuple[Any, ...]]](), list[str]()
+
+    def kernel(name: str, **meta: Any) -> Any:
+        made: Any = object.__new__(CachingAutotuner)
+        made.fn, made.inductor_meta = SimpleNamespace(__name__=name), meta
+        return made
+
+    x, row = torch.zeros(1000, 500, dtype=torch.bfloat16), torch.zeros(500)
+    ours, stock = kernel("triton_mixorder_sum_1"), kernel("triton_red_fused_2", kernel_num_gb=3e-3)
+
+    def step() -> None:
+        stock.run(x, x, 7, stream=0)
+        stock.run(x, x, 7, stream=0)
+        ours.run(x, row.expand(1000, 500), x[:, :250], 1000, stream=0)
+
+    monkeypatch.setattr(CachingAutotuner, "run", lambda self, *args, stream: ran.append(self.fn.__name__))
+    watch: Any = SimpleNamespace(
+        limit=lambda size: lambda: launched.append(("add", (size,))),
+        launched=lambda call: [("add", 1e-3 * whole.ADD_BYTES / 4e6)] if call() is None else [],
+    )
+    match = matches.Match("torchao/rowwise", "bf16")
+    match.stock.moved = {"x": 1}
+    whole._profile(match, {"ours": step}, watch)  # type: ignore[dict-item]
+    assert match.add == pytest.approx(4e6) and len(launched) == 1 + whole.ADDS
+    assert match.ours.moved == {"triton_red_fused_2": 6_000_000, "triton_mixorder_sum_1": 1_502_000}
+    assert ran == ["triton_red_fused_2"] * 2 + ["triton_mixorder_sum_1"]
+    step()
+    assert match.ours.moved["triton_red_fused_2"] == 6_000_000  # only what runs inside counts
+
+    events = [("triton_red_fused_2", 1e-3), ("nvjet_tst_1", 5e-3), ("triton_mixorder_sum_1", 5e-4)]
+    whole._count(match.ours, [*events, events[0], ("void at::native::copy", 1e-4)])
+    (tmp_path / "models.jsonl").write_text(json.dumps(dataclasses.asdict(match)))
+    assert real_models.main(["--report", str(tmp_path / "models.jsonl"), "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "torchao_rowwise_bf16.md").read_text()
+    assert "add: 4.00 TB/s" in text
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.split("## mixorder")[1].split("\n")
+    ]
+    assert [line for line in lines if line][2:] == [
+        ["all", "library", "1", "5.0", "-", "-", "-"],
+        ["all", "Inductor", "2", "2.0", "6.0", "75", "0.5"],
+        ["all", "mixorder", "1", "0.5", "1.5", "75", "0.1"],
+        ["all", "torch", "1", "0.1", "-", "-", "-"],
+        ["triton_red_fused_2", "Inductor", "2", "2.0", "6.0", "75", "0.5"],
+        ["triton_mixorder_sum_1", "mixorder", "1", "0.5", "1.5", "75", "0.1"],
+        ["void at::native::copy", "torch", "1", "0.1", "-", "-", "-"],
+    ]
+    assert [launches.maker(name) for name, _ in events] == ["Inductor", "library", "mixorder"]

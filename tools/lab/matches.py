@@ -12,6 +12,7 @@ from typing import Any
 
 from .duel_report import mean, percent
 from .duels import MORE_ERROR, MORE_MEMORY, NO_ERROR
+from .launches import maker
 from .measuring import known, read
 from .tables import table
 
@@ -27,7 +28,8 @@ class Side:
     `rounds`, `library_rounds`: the same of each profile, stock's and ours in turns. `peak`: bytes beyond what
     is held between steps. `compile_s`: processor seconds. `kernels`: the longest, name to [launches,
     milliseconds, the mean of the profiles]. `errors`: the median and the largest over the gradients,
-    relative, by the norm.
+    relative, by the norm. `moved`: bytes of a step's launches of a Triton kernel, by name, of each tensor
+    once; only of a profile.
     """
 
     step_ms: float | None = None
@@ -42,6 +44,7 @@ class Side:
     compile_s: float = 0.0
     graphs: int = 0
     kernels: dict[str, list[float]] = field(default_factory=dict)
+    moved: dict[str, int] = field(default_factory=dict)
     errors: list[float] = field(default_factory=list)
     fused: int = 0
     declined: dict[str, int] = field(default_factory=dict)
@@ -54,7 +57,8 @@ class Side:
 @dataclass
 class Match:
     """A family in a recipe. `status`: ok, absent (it cannot be built here), failed, hung or crashed.
-    `reference`: what errors are against. `locked`: seconds on the GPU, by step."""
+    `reference`: what errors are against. `add`: bytes a microsecond of a long `torch.add`; only of a profile.
+    `locked`: seconds on the GPU, by step."""
 
     family: str
     recipe: str
@@ -62,6 +66,7 @@ class Match:
     message: str = ""
     parameters: int = 0
     reference: str = ""
+    add: float | None = None
     stock: Side = field(default_factory=Side)
     ours: Side = field(default_factory=Side)
     locked: dict[str, float] = field(default_factory=dict)
@@ -225,3 +230,33 @@ def figures(timed: Sequence[Match]) -> list[list[str]]:
 
 def named(matches: Sequence[Match]) -> str:
     return f"{len(matches)}{': ' if matches else ''}{', '.join(m.name for m in matches)}"
+
+
+# The profile.
+
+PROFILE = ["kernel", "by", "calls", "us", "MB", "% of an add", "us above an add"]
+
+
+def profile(match: Match) -> str:
+    """Of each way a table of the kernels outside libraries, those first that take longest, behind sums by
+    who made them. A tensor that is still in L2 is read faster than an add reads it."""
+    told = f"add: {match.add / 1e6:.2f} TB/s" if match.add else "add: not timed"
+    parts = [f"# {match.name}", told]
+    for way, side in (("stock", match.stock), ("mixorder", match.ours)):
+        kernels = [(name, maker(name), *found, side.moved.get(name)) for name, found in side.kernels.items()]
+        sums: dict[str, list[Any]] = {}
+        for _, by, calls, ms, size in kernels:
+            total = sums.setdefault(by, [0, 0.0, 0])
+            total[0], total[1] = total[0] + calls, total[1] + ms
+            total[2] = None if None in (total[2], size) else total[2] + size
+        outside = sorted((k for k in kernels if k[1] != "library"), key=lambda k: -k[3])
+        lines = [("all", by, *total) for by, total in sums.items()] + outside
+        parts += [f"## {way}", table(PROFILE, (_profiled(match.add, *line) for line in lines))]
+    return "\n\n".join(parts)
+
+
+def _profiled(add: float | None, name: str, by: str, calls: float, ms: float, size: int | None) -> list[str]:
+    us = 1e3 * ms
+    least = size / add if size and add else None
+    shares = ["-", "-"] if least is None else [f"{100 * least / us:.0f}", f"{us - least:.1f}"]
+    return [name, by, f"{calls:.0f}", f"{us:.1f}", f"{size / 1e6:.1f}" if size else "-", *shares]

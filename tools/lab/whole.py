@@ -24,6 +24,7 @@ from support.compilers import ahead_of_time
 from support.sources import told
 from torch import Tensor, nn
 from torch._functorch import config as functorch
+from torch._inductor import config as inductor
 from torch._inductor.runtime import benchmarking
 
 from mixorder.errors import Decline, MixorderError
@@ -32,7 +33,7 @@ from mixorder.inspection.backward import gradients, roots_of
 from mixorder.report import RegionRecord, collect
 
 from .duel import MOST_TOLD
-from .launches import is_library
+from .launches import is_library, moved
 from .matches import Match, Side
 from .processes import Turn, cpu_seconds
 from .stopwatch import Stopwatch, stopwatch
@@ -47,19 +48,21 @@ LEAST_PROFILES, MOST_PROFILES, CERTAIN, MOST_PROFILING_S = 4, 40, 0.0015, 25
 # of the time goes to matrix products (H200): what ran before decides the clock.
 SETTLING = 2
 NO_DIGITS = 0.5  # a gradient that is off by more is zero but for rounding, such as that of a key's bias
+ADD_BYTES, ADDS = 3 << 28, 9  # of an add whose speed is that of the memory, and how often it runs
 LEAST_ROWS = 2  # of an embedding: ids are drawn below the least
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A family and a recipe of the corpus, the device, the file of the `Turn`; `exact`: with gradient
-    errors."""
+    errors; `profile`: with the bytes of kernels."""
 
     family: str
     recipe: str
     device: str
     turn: str
     exact: bool = True
+    profile: bool = False
 
 
 @dataclasses.dataclass
@@ -126,6 +129,9 @@ def play(example: Example, match: Match, turn: Turn) -> None:
         match.locked[f"first_{name}"] = round(turn.held_s - held, 3)
     with turn:
         _measured(match, trainers, watch)
+        if example.task.profile:
+            with _step(match, "profile", watch):
+                _profile(match, trainers, watch)
         if example.task.exact:
             with _step(match, "errors", watch):
                 _errors(match, example, trainers, watch)
@@ -225,7 +231,8 @@ class Trainer:
         """Compiles forward and backward without the turn, and takes it for the run that follows."""
         self.turn.give_back()
         started = cpu_seconds()
-        with functorch.patch(force_non_lazy_backward_lowering=True):
+        told = inductor.patch(benchmark_kernel=self.example.task.profile)  # of bytes; kernels stay the same
+        with functorch.patch(force_non_lazy_backward_lowering=True), told:
             call = self.compile(gm, inputs)
         self.side.compile_s = round(self.side.compile_s + cpu_seconds() - started, 2)
         self.side.graphs += 1
@@ -298,6 +305,17 @@ def _count(side: Side, kernels: Sequence[tuple[str, float]]) -> None:
     side.kernels = {
         name: [n, round(ms * weight + before.get(name, ms) * (1 - weight), 4)] for name, (n, ms) in longest
     }
+
+
+def _profile(match: Match, trainers: dict[str, Trainer], watch: Stopwatch) -> None:
+    """What a profile adds to the kernels' times: their bytes in a step, and the speed of an add."""
+    for name, trainer in trainers.items():
+        with moved(getattr(match, name).moved):
+            trainer()
+    if (add := watch.limit(ADD_BYTES)) is not None:
+        add()
+        times = [ms for _ in range(ADDS) for _, ms in watch.launched(add)]
+        match.add = ADD_BYTES / (1e3 * statistics.median(times)) if times else None
 
 
 def _errors(match: Match, example: Example, trainers: dict[str, Trainer], watch: Stopwatch) -> None:
