@@ -28,7 +28,6 @@ from .nodes import (
     is_permutation,
     is_relative,
     operands,
-    readers,
     reduced,
     reduction_kind,
     shape_of,
@@ -200,7 +199,7 @@ class Growth:
         core = self.above | self.wanted
         self.reads = {a for n in core for a in operands(n) if a not in core}
         self.early = self.reads | needed_for(self.reads, since=min(map(position, core)))
-        self.above -= {n for n in self.early if not self.is_cheap(n)}
+        self.above -= {n for n in self.early if not self.analysis.recomputed(n) or self.is_stored(n)}
         self.orders.spread(by_position(self.above | self.wanted))
         self.asked: set[Node] = set()  # nodes whose order was looked for
         self.members: dict[Node, bool] = {}
@@ -345,8 +344,8 @@ class Growth:
         if node in self.members or node in self.tainted or not is_loop(node):
             return
         args = operands(node)
-        cheap = self.is_cheap(node) or self.is_read_anyway(node)
-        if node in self.pending or (cheap and self.fits(node, args)):
+        cheap = self.analysis.recomputed(node) and not self.is_stored(node)
+        if node in self.pending or ((cheap or self.is_read_anyway(node)) and self.fits(node, args)):
             self.members[node] = False
             self.pending.discard(node)
             for arg in args:
@@ -354,7 +353,7 @@ class Growth:
 
     def is_read_anyway(self, node: Node) -> bool:
         """Whether the region reads anyway what a node is made of, and only members need the node."""
-        return self.members.keys() >= {*readers(node, shows)} and self.reads >= self.sources(node)
+        return all(n in self.members for n in node.users) and self.reads >= self.sources(node)
 
     def order(self, node: Node) -> bool:
         """Find a node's order from its operands, and theirs from their own. Returns whether it has one."""
@@ -371,15 +370,11 @@ class Growth:
     def stays(self, node: Node) -> bool:
         """Whether users outside compute a member again: it is cheap, and needs no result of the region, or
         smaller ones only."""
-        if not self.is_cheap(node) or (self.members[node] and not self.analysis.is_full(node)):
+        cheap = self.analysis.recomputed(node) and not self.is_stored(node)
+        if not cheap or (self.members[node] and not self.analysis.is_full(node)):
             return False
         needed = [a for a in operands(node) if a in self.members]
         return all((self.members[a] and not self.analysis.is_full(a)) or self.stays(a) for a in needed)
-
-    def is_cheap(self, node: Node) -> bool:
-        """Whether users outside compute a node again, and nothing needs it in memory."""
-        again = node in self.seed.again or self.analysis.recomputed(node)
-        return again and not self.is_stored(node)
 
     def is_stored(self, node: Node) -> bool:
         return not shows(node) and self.analysis.is_written_anyway(node)

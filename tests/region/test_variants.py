@@ -244,27 +244,3 @@ def test_last_steps_are_left_out_where_one_program_would_have_too_many_results()
     names = [n.name for n in part.outer]
     record, *_ = ends(graph, min_numel=0)
     assert isinstance(record, RegionRecord) and [n.name for n in record.outer] == names
-
-
-@pytest.mark.parametrize("dims", [None, 0], ids=["one scale", "scales of columns"])
-@pytest.mark.parametrize("seen", [(2, 4096, 4096), (8192, 4096)], ids=["behind a view", "as it is"])
-@pytest.mark.parametrize(
-    "combine", [torch.add, lambda a, b: torch.nn.functional.silu(a) * b], ids=["add", "glu"]
-)
-def test_a_turned_cast_computes_again_what_its_scale_is_of(dims: Any, seen: Any, combine: Any) -> None:
-    """What is cast has no memory without a region: each loop computes it from the inputs. Where a region that
-    reads it would take more memory, the region computes it as well."""
-
-    def function(a: Any, b: Any) -> Any:
-        x = combine(a.view(seen), b.view(seen)).view(8192, 4096)
-        most = x.abs().amax() if dims is None else x.abs().amax(dims, keepdim=True)
-        scale = 448 / most.float().clamp(min=1e-12)
-        return (x.float() * scale).clamp(-448, 448).to(quantised.F8).t().contiguous(), 1 / scale
-
-    graph = traced(function, ((8192, 4096), bf16), ((8192, 4096), bf16))
-    assert len(first(graph).inputs) == 2  # what is cast, and the maximum
-    record = record_of(graph)
-    assert [t.shape for t in record.inputs if t.dtype == "bf16"][:2] == [(8192, 4096)] * 2
-    assert [t.shape for t in record.outputs] == [(4096, 8192)]
-    before, after = record.planning.peak
-    assert after - before <= 2**14  # the scales
