@@ -31,5 +31,7 @@ def round_at_once(stmt: Statement, scope: Scope) -> list[Statement]:
 def _columns(scope: Scope) -> set[sympy.Symbol]:
     """The axes along which a tile has columns: the last one of a tile without a column axis."""
     loops = [axis for axis in scope.nest.loops if axis.kind is not AxisClass.SPLIT]
-    found = {axis.symbol for axis in loops if axis.kind in (AxisClass.COLUMN, AxisClass.COMMON)}
-    return found or {axis.symbol for axis in loops[-1:] if axis.kind is AxisClass.BATCH and len(loops) > 1}
+    kinds = AxisClass.COLUMN, AxisClass.COMMON
+    found = {axis.symbol for axis in loops if axis.kind in kinds and axis.size != 1}
+    alone = [axis for axis in loops[-1:] if axis.kind is AxisClass.BATCH and axis.size != 1]
+    return found or {axis.symbol for axis in alone if len(loops) > 1}

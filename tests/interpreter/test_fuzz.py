@@ -249,6 +249,25 @@ SINK = Program(
 )
 
 
+# A tile of one row and one column is rounded.
+ONE_COLUMN = Program(
+    shape=(2, 1, 1),
+    inner=(2,),
+    outer=(0, 1),
+    steps=(
+        Step("v0", "row_sum", ("x", "y"), 2),
+        Step("v1", "turned_row", ("y", "v0"), 2),
+        Step("v2", "col_sum", ("y", "v1"), 1),
+    ),
+    outputs=(("v0", "twice"), ("v1", "sliced"), ("v2", "sliced")),
+    dtype="bfloat16",
+    backward=True,
+    dynamic=True,
+    split_size=64,
+    sizes=(1, 0),
+)
+
+
 BUGS = {
     "variance": VARIANCE,
     "no rows": NO_ROWS,
@@ -261,6 +280,7 @@ BUGS = {
     "moments": MOMENTS,
     "gated": GATED,
     "sink": SINK,
+    "one column": ONE_COLUMN,
 }
 
 
