@@ -57,7 +57,7 @@ def round_last(stmt: Statement, scope: Scope) -> list[Statement]:
     if not bounds or not is_op(value, "round", torch.float32):
         return []
     step, clamped = Steps(stmt.name, torch.float32), value.args[0]
-    for i, (op, number) in enumerate(reversed(bounds)):
-        clamped = step(f"clamped{i}", op, clamped, number)
+    for i, (op, limit) in enumerate(reversed(bounds)):
+        clamped = step(f"clamped{i}", op, clamped, limit)
     rounded = step("rounded", "round", clamped)
     return [*step.made, dataclasses.replace(stmt, args=(rounded, *stmt.args[1:]))]
