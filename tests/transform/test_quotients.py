@@ -115,6 +115,7 @@ OTHERS = {
     "its truth": lambda y: y.to(torch.bool),
     "its sign": lambda y: (y > 0).to(torch.int8),
     "a small number is added": lambda y: (y + 1e-6).floor().to(torch.int8),
+    "a number is added in float64": lambda y: (y.double() - 1).floor().to(torch.int8),
     "zero is added": lambda y: (y + 0.0).floor().to(torch.int8),
     "the next whole number below": lambda y: y.floor().to(torch.int8),
     "a huge number is told": lambda y: (y > 1e38).to(torch.int8),
