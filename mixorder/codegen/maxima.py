@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..inductor.printing import COMPARED
+from ..inductor.printing import AT_ONCE, COMPARED
 from ..ir.reductions import ReductionKind
 
 _HELPER = """\
@@ -38,9 +38,7 @@ class Maxima:
 
     def of(self, kind: ReductionKind, one: str, other: str) -> str:
         """The text of the larger one of two values, or the smaller one."""
-        if self.compared:
-            return COMPARED[kind.combine].format(one, other)
-        return f"tl.{kind.combine}({one}, {other}, propagate_nan=tl.PropagateNan.ALL)"
+        return (COMPARED if self.compared else AT_ONCE)[kind.combine].format(one, other)
 
     def along(self, kind: ReductionKind, value: str, axis: int) -> str:
         """The text of a tile that is reduced along one of its dims, which it loses."""

@@ -100,6 +100,8 @@ class TileWriter(TileAccesses):
             read = buffers_of(program, program.ahead)
             self.buffers = [b for b in program.buffers if b in self.buffers or b in read]
         self.maxima.compared = self.turns_a_byte()
+        values = (s.dtype for s in self.nest.body if isinstance(s, Compute))
+        self.ops.at_once = not any(dtype.itemsize == 1 and dtype.is_floating_point for dtype in values)
         self.turned: set[str] = set()
         self.both: dict[str, Compute] = {}  # by the name of each
         if plan.layout.column_words and plan.layout.thread_rows >= WORD:

@@ -27,6 +27,7 @@ COMPARED = {  # NaN is propagated
     "maximum": "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})",
     "minimum": "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})",
 }
+AT_ONCE = {op: f"tl.{op}({{}}, {{}}, propagate_nan=tl.PropagateNan.ALL)" for op in COMPARED}
 _DIV_RN = "tl.div_rn({}, {})"  # Inductor's printer has it in some versions only
 _EXACT = COMPARED | {"truediv": _DIV_RN, "reciprocal": "tl.div_rn(1.0, {})"}
 _ON_FLOAT8 = ("to_dtype", "to_dtype_bitcast", "where")  # what Triton can do with it
@@ -47,8 +48,9 @@ class ScalarPrinter(DefaultHandler):
 
     `loops`: the sizes of loop symbols. `names`: names of loop symbols in the text, where they differ.
     `exact`: divisions in float32 are rounded to the nearest, as in eager (Triton's `/` has an error of 2
-    ulp), and maxima are comparisons: where values are cast to floats of one byte, ptxas of CUDA 12 may write
-    wrong bytes beside its own instruction for a maximum that propagates NaN (triton-lang/triton#11111).
+    ulp), and maxima are comparisons unless they are `at_once`: where values are cast to floats of one byte,
+    ptxas of CUDA 12 may write wrong bytes beside its own instruction for a maximum that propagates NaN
+    (triton-lang/triton#11111).
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ScalarPrinter(DefaultHandler):
         self.code = code
         self.loops = loops
         self.exact = exact
+        self.at_once = False
         self.names: Mapping[sympy.Symbol, sympy.Symbol] = {}
         self._printer = TritonOverrides()
         self._count = 0
@@ -114,7 +117,8 @@ class ScalarPrinter(DefaultHandler):
             # Via float32, as in eager: Triton has no cast from float64 to fp8.
             args = (self.line(f"{args[0]}.to(tl.float32)", torch.float32), *args[1:])
         if self.exact and dtype == torch.float32 and op in _EXACT:
-            return self.line(_EXACT[op].format(*args), dtype)
+            text = AT_ONCE[op] if self.at_once and op in AT_ONCE else _EXACT[op]
+            return self.line(text.format(*args), dtype)
         if op == "neg" and dtype.is_floating_point:
             # Triton's `-x` is `0 - x`: an instruction of its own, and +0 where eager has -0.
             return self.line(f"{args[0]} * -1.0", dtype)

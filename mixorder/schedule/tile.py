@@ -21,6 +21,7 @@ from ..ir.program import (
     Nest,
     Store,
     closure,
+    is_full,
 )
 from . import baseline
 from .cost import Traffic
@@ -66,6 +67,15 @@ BAND_STAGED = 8
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes
 TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
 TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
+
+# Of blocks along columns, Inductor has so many elements at once at most, mostly one in a thread, and reduces
+# them apart from what it stores transposed. To combine an element with those of other threads and warps takes
+# so many instructions: machine code for sm_90, torch 2.13, a maximum of 64x1 has 26 for an element, of 32x1
+# 15 to 30, and of 1x64, along rows, 13 with a quotient and a cast. H200, us measured, and predicted without
+# these and with them: MXFP8 32x1 transposed 204, 107, 194; both ways 262, 162, 244, not transposed 252, 147,
+# 184; 1x128 and 128x1, transposed 158, 156, 160, not transposed 148, 124, 143; int8 1x64 and 64x1, transposed
+# 238, 166, 247. Norms over channels, which store no bytes, were not looked at.
+AT_ONCE, EXCHANGED = 64, 20
 
 
 def staged_results(program: LoopProgram, plan: Plan) -> dict[str, tuple[Axis, ...]]:
@@ -282,15 +292,31 @@ def kernels_of(program: LoopProgram) -> list[baseline.Kernel]:
         needed = Nest(nest.loops, closure(nest.body, [store]))
         parts.setdefault(needed.reduced, []).append(store)
     plain, found = parts.pop(frozenset(), []), list[baseline.Kernel]()
+    casts = any(item == 1 for item, _ in facts_of_tile(program).tensors.chains)
     for stores in list(parts.values()) or [[]]:
-        body = closure(nest.body, [*plain, *stores])
-        found.append(_kernel_of(dataclasses.replace(program, nests=(Nest(nest.loops, body),))))
+        every = facts_of_tile(_part(program, [*plain, *stores]))
+        small = [s for s in stores if not is_full(s, nest.axes, nest.reduced)]
+        if apart := casts and every.orders > 1 and _block(every) <= AT_ONCE and bool(small):
+            found.append(_kernel_of(_part(program, small), casts))
+            stores = [s for s in stores if s not in small]
+        found.append(_kernel_of(_part(program, [*plain, *stores]), casts and not apart))
         plain = []
     return found
 
 
-def _kernel_of(program: LoopProgram) -> baseline.Kernel:
-    """Inductor's kernel for a program of one nest: it reads its inputs once, and writes its results."""
+def _part(program: LoopProgram, stores: Sequence[Store]) -> LoopProgram:
+    """What some stores of a program of one nest need."""
+    (nest,) = program.nests
+    return dataclasses.replace(program, nests=(Nest(nest.loops, closure(nest.body, stores)),))
+
+
+def _block(facts: TileFacts) -> int:
+    return math.prod(facts.sizes[i] for i in facts.whole)
+
+
+def _kernel_of(program: LoopProgram, combines: bool) -> baseline.Kernel:
+    """Inductor's kernel for a program of one nest: it reads its inputs once, and writes its results.
+    `combines`: whether threads combine what they have of a block, as far as is known."""
     facts, nest = facts_of_tile(program), program.nests[0]
     used = dict.fromkeys(s.buffer for s in nest.body if isinstance(s, Load | Store))
     moves = tuple(baseline.moved_once(program, used))
@@ -298,4 +324,7 @@ def _kernel_of(program: LoopProgram) -> baseline.Kernel:
     kind = Kind.POINTWISE if along_rows or facts.orders > 1 else Kind.COLUMNS
     moved = sum(one.dram for one in moves) / (TURNED if facts.orders > 1 else 1.0)
     work = Work(moved, moved) + computing(program, nest, nest.body)
+    if combines and not along_rows:
+        combined = EXCHANGED * facts.reductions / max(1.0, _block(facts) / AT_ONCE)
+        work += Work(0, 0, combined * facts.numel)
     return baseline.Kernel(kind, work, facts.numel // baseline.BLOCK + 1, 1, moves)

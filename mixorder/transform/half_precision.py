@@ -1,5 +1,5 @@
 """Which values of float32 are numbers in half precision, always: what is loaded from such a tensor, its
-magnitude, its largest element.
+magnitude, its largest element, a clamped or a whole number.
 """
 
 from __future__ import annotations
@@ -7,13 +7,31 @@ from __future__ import annotations
 import torch
 
 from ..ir.dtypes import HALVES
-from ..ir.program import Compute, Load, Reduce, Ref
-from ..ir.rewriting import Scope
+from ..ir.program import Compute, Load, Reduce, Ref, Statement, operands
+from ..ir.rewriting import Scope, is_op, reading
 from .rounding import ROUNDED
 
 _SELECTING = frozenset({"maximum", "minimum", "abs", "neg", "where"})  # of their operands
+_WHOLE = frozenset({"round", "trunc", "floor", "ceil"})  # where these change a number, they have fewer bits
+
+_SMALL = 256  # whole numbers up to this one have 8 bits
 
 _Halves = frozenset[torch.dtype]
+
+
+def without_rounding(stmt: Statement, scope: Scope) -> list[Statement]:
+    """A statement that takes a float32 itself in place of one that is rounded to half precision, where that
+    changes nothing."""
+    others = dict[str, Ref]()
+    for name in operands(stmt):
+        value = scope.values[name]
+        while is_op(value, "to_dtype", torch.float32):
+            half = scope.values[value.args[0].name]
+            if not isinstance(half, Compute) or halves_of(half.args[0].name, scope) != {half.dtype}:
+                break
+            value = scope.values[half.args[0].name]
+            others[name] = Ref(value.name)
+    return [reading(stmt, others)] if others else []
 
 
 def halves_of(name: str, scope: Scope) -> _Halves:
@@ -30,7 +48,13 @@ def halves_of(name: str, scope: Scope) -> _Halves:
     own = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
     if stmt.op == "to_dtype":
         return HALVES & {scope.values[own[0]].dtype}
-    if stmt.op not in _SELECTING:
+    if stmt.op not in _SELECTING | _WHOLE:
         return frozenset()
-    found = [halves_of(one, scope) for one in own[stmt.op == "where" :]]
+    found = [halves_of(one, scope) for one in own[stmt.op == "where" :] if not _is_small(one, scope)]
     return _Halves().union(*found) if all(found) else frozenset()
+
+
+def _is_small(name: str, scope: Scope) -> bool:
+    """Whether a value is a whole number that both dtypes have."""
+    number = scope.constant(Ref(name))
+    return number is not None and abs(number) <= _SMALL and number % 1 == 0

@@ -11,7 +11,8 @@ That holds for divisors of a known range (`_bounds`) and, with a correction, for
 smaller one gives a quotient that its users cannot tell from zero (`_is_coarse`). A divisor of another range
 is first multiplied by a power of two, which brings it to 1/2 or above, and below 1, or near that; so are its
 dividends, by one product more for each. These overflow only where the quotient does, and are inexact only
-where it is below 2**-101. This is for GPUs of NVIDIA.
+where it is below 2**-101. A quotient of a block's own values is computed so where elements have the same
+divisor. This is for GPUs of NVIDIA.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ _INFINITE = 255 << _MANTISSA_BITS  # the bits of an infinite float32
 _INEXACT = 2.0**-42  # quotients below this may have other bits
 _MOST_TOLD = 2.0**20  # 2**106 times this may be infinite where the quotient is a large number
 
+_FAR = 2.0**-16  # a sum with a number from here on is that number, beside one below `_INEXACT`
+_HUGE = 2.0**100  # from here on, a quotient may be infinite that is none
+# Of a number near zero one near zero, with its sign or the other; of a huge number any, but always the same.
+_NEAR = frozenset({"abs", "neg", "round", "trunc", "maximum", "minimum", "where"})
+_WHOLE = frozenset({"round", "trunc", "floor", "ceil"})
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+
 _Bounds = tuple[float, float]
 
 
@@ -43,7 +51,8 @@ def divide_by_blocks(stmt: Statement, scope: Scope) -> list[Statement]:
     if not scope.program.blocked or not is_op(stmt, "truediv", torch.float32):
         return []
     name, found = stmt.args[1].name, list[Statement]()
-    if scope.deps[name] < scope.deps[stmt.name]:
+    others = (s for s in scope.users[name] if is_op(s, "truediv", torch.float32) and s.args[1].name == name)
+    if any(scope.deps[name] < scope.deps[one.name] for one in others):
         divisor = _Divisor.of(name, scope)
         found += [] if name in scope.made else divisor.computed()
         scope.made.add(name)
@@ -113,14 +122,55 @@ def _quotient(stmt: Compute, divisor: _Divisor, scope: Scope) -> list[Compute]:
 
 
 def _is_coarse(name: str, scope: Scope) -> bool:
-    """Whether a value is only cast to dtypes in which inexact quotients are zero."""
-    users = scope.users[name]
-    casts = (isinstance(user, Compute) and user.op == "to_dtype" for user in users)
-    return all(casts) and all(_least(user.dtype) > _INEXACT for user in users)  # type: ignore[union-attr]
+    """Whether nothing tells an inexact quotient from zero, or a huge one from infinity: what is computed from
+    it is cast to dtypes, added to numbers or compared with numbers that are the same for both."""
+    found = [name]
+    for one in found:
+        for user in scope.users[one]:
+            if not isinstance(user, Compute):
+                return False
+            if not _ends(user, one, scope):
+                if not _passes(user, one, scope):
+                    return False
+                found += [user.name] if user.name not in found else []
+    return True
+
+
+def _ends(user: Compute, name: str, scope: Scope) -> bool:
+    """Whether a statement gives the same for a number near zero as for zero, and for huge ones."""
+    if user.op in ("to_dtype", "isnan"):
+        return user.op == "isnan" or _least(user.dtype) > _INEXACT
+    others = [scope.constant(arg) for arg in user.args if arg != Ref(name)]
+    if len(others) != 1 or others[0] is None:
+        return False
+    least = _INEXACT if user.op in _COMPARISONS else _FAR if user.op in ("add", "sub") else math.inf
+    return least <= abs(others[0]) <= _HUGE
+
+
+def _passes(user: Compute, name: str, scope: Scope) -> bool:
+    """Whether a statement gives numbers near zero for such, unless it gives the same as for zero."""
+    if user.op in ("add", "sub"):
+        return all(arg == Ref(name) or _is_whole(arg, scope) for arg in user.args)
+    if user.op == "to_dtype":
+        return user.dtype.is_floating_point and user.dtype.itemsize <= 4  # sums in float64 have more bits
+    return user.op in _NEAR
+
+
+def _is_whole(arg: Ref, scope: Scope) -> bool:
+    """Whether a value is always a whole number, infinite or NaN."""
+    stmt, number = scope.values[arg.name], scope.constant(arg)
+    if number is not None:
+        return number % 1 == 0
+    if not isinstance(stmt, Compute) or stmt.op in _WHOLE:
+        return isinstance(stmt, Compute)
+    own = [one for one in stmt.args if isinstance(one, Ref)]
+    if stmt.op == "to_dtype" and not scope.values[own[0].name].dtype.is_floating_point:
+        return True
+    return stmt.op in ("to_dtype", "neg", "maximum", "minimum") and all(_is_whole(one, scope) for one in own)
 
 
 def _least(dtype: torch.dtype) -> float:
-    """Below this, a cast to a dtype gives zero; 0 for dtypes with the range of float32."""
+    """Below this, a cast to a dtype gives zero; 0 for dtypes that tell huge numbers from infinity."""
     if dtype == torch.bool:
         return 0.0
     if not dtype.is_floating_point:

@@ -65,6 +65,14 @@ def spilled(kernel: Any, folder: Path) -> int | None:
     return int(usage[1]) + int(usage[2]) if usage else None
 
 
+def sass(kernel: Any, folder: Path) -> list[str]:
+    """The names of a kernel's instructions, without what is behind a point."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    done = subprocess.run([CUOBJDUMP, "-sass", cubin], capture_output=True, text=True, check=True)
+    return re.findall(r"/\*[0-9a-f]{4}\*/ +(?:@!?U?P\w+ +)?([A-Z]\w*)", done.stdout)
+
+
 def main_loop(ttgir: str) -> Iterator[str]:
     """The lines of the first `scf.for`, to its `scf.yield`."""
     lines = iter(ttgir.splitlines())

@@ -5,6 +5,7 @@ Whole texts: tests/golden.
 
 from __future__ import annotations
 
+import collections
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32, merged, traced, within_tile
-from offline import TARGETS, Known, compiled, needs_a_compiler, spilled
+from offline import TARGETS, Known, compiled, needs_a_compiler, sass, spilled
 from support import quantised
 from support.quantised import RECIPES
 
@@ -184,6 +185,40 @@ def test_powers_of_two_compile_to_no_division_and_a_maximum_to_one_instruction(k
         return
     ptx = compiled(program, source, gpu).asm["ptx"]
     assert "div.rn.f32" not in ptx and ptx.count("max.NaN.f32") <= 160
+
+
+def int8_clamped(x: Any) -> Any:
+    """Quotients in bfloat16 are rounded and then clamped."""
+
+    def one(blocks: Any, dim: int) -> Any:
+        scale = blocks.abs().amax(dim, keepdim=True).clamp(min=1e-5) * (1 / 127)
+        return torch.round(blocks / scale).clamp(-128, 127).to(torch.int8)
+
+    rows, cols = x.shape
+    return (
+        one(x.view(rows, cols // 64, 64), 2).view(x.shape),
+        one(x.view(rows // 64, 64, cols), 1).view(x.shape),
+    )
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("function", [quantised.int8_both, int8_clamped, quantised.uint8_both])
+def test_integers_compile_to_no_division_and_one_rounding(
+    function: Any, known: Known, tmp_path: Path
+) -> None:
+    """A cast rounds by itself, but for what a zero point is added to, and clamps compare nothing."""
+    program, source = kernel_of(function, [((16384, 4096), bf16)])
+    gpu, _ = TARGETS["sm_90"]
+    if known(gpu, (program, source)):
+        return
+    kernel = compiled(program, source, gpu)
+    found = collections.Counter(sass(kernel, tmp_path))
+    elements = 2 * 16384 * 4096 // source.grid // (32 * source.config.num_warps)
+    with_zeros = function is quantised.uint8_both
+    assert found["FCHK"] == found["CALL"] == 0  # of a division
+    assert elements <= found["F2I"] <= elements * 1.25 and (found["FRND"] >= elements) == with_zeros
+    assert with_zeros or found["FRND"] == 0
+    assert found["FSETP"] <= elements * 1.25  # by CORRECTED, whether a remainder is finite
 
 
 @needs_a_compiler

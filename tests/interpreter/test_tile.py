@@ -26,7 +26,7 @@ from mixorder.schedule.plan import Plan
 from mixorder.schedule.tile import through_workspace
 from mixorder.strategies.tile import TILE
 
-EXACT = [name for name, recipe in RECIPES.items() if recipe.exact and name != "rowwise_both"]
+EXACT = [name for name, one in RECIPES.items() if one.exact and one.tiled and name != "rowwise_both"]
 Function = Callable[..., tuple[torch.Tensor, ...]]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from graphs import bf16, merged, traced, within_tile
+from graphs import bf16, lowered_tile, merged, traced, within_tile
 from support import quantised
 
 from mixorder.errors import Decline
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
+from mixorder.schedule.kernel_time import Kind
 
 
 def test_blocks_that_do_not_fit_are_declined() -> None:
@@ -19,3 +20,26 @@ def test_blocks_that_do_not_fit_are_declined() -> None:
     facts = dataclasses.replace(facts, whole=frozenset({0, 1, 3}))
     with pytest.raises(Decline):
         tile.choose(facts, H200)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [("int8_both", 3), ("mx_both", 3), ("mx_transposed", 2), ("blocks_both", 2), ("mx_in_place", 2)],
+)
+def test_inductor_reduces_short_blocks_apart_from_what_it_stores_transposed(name: str, kernels: int) -> None:
+    """As many as in the text that torch 2.13 writes for an H200."""
+    recipe = quantised.RECIPES[name]
+    program = lowered_tile(recipe.function, *recipe.like(16384, 4096))
+    assert len(tile.kernels_of(program)) == kernels
+
+
+def test_threads_combine_what_they_have_of_a_block_along_columns() -> None:
+    """Twice as long blocks, of which a thread has twice as many elements, take half the instructions."""
+
+    def added(block: int) -> float:
+        program = lowered_tile(lambda x: quantised.int8_in_place(x, block), ((16384, 4096), bf16))
+        found = {kernel.kind: kernel.work.instructions for kernel in tile.kernels_of(program)}
+        return (found[Kind.COLUMNS] - found[Kind.POINTWISE]) / (16384 * 4096)
+
+    assert added(64) - added(128) == pytest.approx(tile.EXCHANGED / 2, abs=0.5)
+    assert added(32) == pytest.approx(added(64), abs=0.5)

@@ -128,11 +128,13 @@ def divided_by_any(x: Tensor) -> tuple[Tensor, ...]:
 def by_any_scale(x: Tensor, factor: Tensor, other: Tensor, block: int = 128) -> tuple[Tensor, ...]:
     """Blocks along rows and columns, divided by a multiple of their largest elements: e4m3, and integers."""
 
-    def one(blocks: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    def one(blocks: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
         largest = blocks.abs().amax(-1, keepdim=True)
         quotient = blocks.float() / (largest.float() * factor)
-        whole = (quotient + 0.5).floor().clamp(-128, 127)
-        return quotient.clamp(-MOST, MOST).to(F8), torch.where(quotient.isnan(), 0, whole).to(torch.int8)
+        whole = torch.where(quotient.isnan(), 0, (quotient + 0.5).floor().clamp(-128, 127)).to(torch.int8)
+        above = (torch.round(quotient) + 120).clamp(0, 250).to(torch.uint8)
+        above = above + (quotient >= 0.75).to(torch.uint8)
+        return quotient.clamp(-MOST, MOST).to(F8), whole, torch.where(quotient.isnan(), 0, above)
 
     return *one(x.reshape(-1, block), factor), *one(x.t().contiguous().reshape(-1, block), other)
 
@@ -171,6 +173,44 @@ def squares(x: Tensor, block: int = 128) -> tuple[Tensor, ...]:
     factor = MOST / blocks.abs().amax((1, 3), keepdim=True).float().clamp(min=1e-12)
     data = (blocks.float() * factor).clamp(-MOST, MOST).to(F8)
     return data.view(rows, cols), factor.view(rows // block, cols // block)
+
+
+def int8(blocks: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Symmetric int8 of blocks along a dim, and the scale of each block, in the dtype of the blocks."""
+    scale = blocks.abs().amax(dim, keepdim=True) * (1 / 127)
+    return torch.round(blocks / scale).to(torch.int8), scale
+
+
+def uint8(blocks: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """uint8 with a zero point of blocks along a dim, the scales, and the zero points."""
+    low, high = (one(dim, keepdim=True).float() for one in (blocks.amin, blocks.amax))
+    scale = ((high - low) * (1 / 255)).clamp(min=1e-8)
+    zero = torch.round(-low / scale)
+    whole = (torch.round(blocks.float() / scale) + zero).clamp(0, 255)
+    return whole.to(torch.uint8), scale, zero.clamp(0, 255).to(torch.uint8)
+
+
+def along_rows(cast: Callable[..., tuple[Tensor, ...]], x: Tensor, block: int) -> tuple[Tensor, ...]:
+    data, *small = cast(x.view(x.shape[0], -1, block), 2)
+    return data.view(x.shape), *(one.squeeze(2) for one in small)
+
+
+def int8_in_place(x: Tensor, block: int = 64) -> tuple[Tensor, ...]:
+    data, scales = int8(x.view(-1, block, x.shape[1]), 1)
+    return *along_rows(int8, x, block), data.view(x.shape), scales.squeeze(1)
+
+
+def int8_both(x: Tensor, block: int = 64) -> tuple[Tensor, ...]:
+    return *along_rows(int8, x, block), *along_rows(int8, x.t().contiguous(), block)
+
+
+def uint8_both(x: Tensor, block: int = 64) -> tuple[Tensor, ...]:
+    return *along_rows(uint8, x, block), *along_rows(uint8, x.t().contiguous(), block)
+
+
+def int8_rows(x: Tensor) -> tuple[Tensor, ...]:
+    """Longer blocks than a tile has, along rows alone: Inductor has one kernel for them."""
+    return along_rows(int8, x, 256)
 
 
 def whole(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -225,13 +265,15 @@ Shape = tuple[int, ...]
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """A row of the table: `like` gives the shapes and dtypes of its tensors. `bar`: percent of the limit on
-    an H200. `exact`: all results are to be eager's, bit by bit; else some round at other places."""
+    an H200. `exact`: all results are to be eager's, bit by bit; else some round at other places. `tiled`:
+    whether some of it ends within a tile; else it is Inductor's."""
 
     title: str
     function: Callable[..., tuple[Tensor, ...]]
     like: Callable[[int, int], list[tuple[Shape, torch.dtype]]]
     bar: int | None = None
     exact: bool = True
+    tiled: bool = True
 
 
 def tensors(count: int, factor: bool = False) -> Callable[[int, int], list[tuple[Shape, torch.dtype]]]:
@@ -256,6 +298,10 @@ RECIPES = {
         "1x128 and 128x1, transposed, divided in float32", divided_in_float32, tensors(1)
     ),
     "divided_by_any": Recipe("1x128 and 128x1, transposed, divided by any scale", divided_by_any, tensors(1)),
+    "int8_in_place": Recipe("int8, 1x64 and 64x1, not transposed", int8_in_place, tensors(1), 60),
+    "int8_both": Recipe("int8, 1x64 and 64x1, transposed", int8_both, tensors(1), 60),
+    "uint8_both": Recipe("uint8 with zero points, 1x64 and 64x1, transposed", uint8_both, tensors(1)),
+    "int8_rows": Recipe("int8, 1x256", int8_rows, tensors(1), tiled=False),
     "squares": Recipe("128x128", squares, tensors(1)),
     "rowwise_both": Recipe("rowwise both ways, transposed", rowwise_both, tensors(1), 64),
     "norm_backward": Recipe("RMSNorm backward, MXFP8 both ways", norm_backward, of_a_norm, 80, exact=False),

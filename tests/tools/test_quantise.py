@@ -20,14 +20,15 @@ US = {"limit": 80.0, "stock": 400.0, "mixorder": 100.0}
 
 def test_it_runs_in_the_interpreter(tmp_path: Path) -> None:
     command = [sys.executable, "tools/quantise.py", "--device", "cpu", "--workers", "1", "--schedules", "2"]
-    command += ["--recipes", "mx_both,squares", "--shapes", "256x512", "--out", str(tmp_path)]
+    command += ["--recipes", "mx_both,int8_both,int8_rows", "--shapes", "256x512", "--out", str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in (tmp_path / "quantise.jsonl").read_text().splitlines()]
-    assert [one["recipe"] for one in found] == ["mx_both", "squares"]
+    assert [one["recipe"] for one in found] == ["mx_both", "int8_both", "int8_rows"]
     assert all(count == 0 for one in found for count, _ in one["differing"])
-    assert all(one["us"] == {} and "blocks in a tile" in one["fused"][0] for one in found)
+    assert all(one["us"] == {} for one in found) and found.pop()["fused"] == []
+    assert all("blocks in a tile" in one["fused"][0] for one in found)
     assert (tmp_path / "quantise.md").read_text() in done.stdout
 
 
@@ -47,6 +48,22 @@ def test_fp4_is_the_nearest_number() -> None:
     distance = (x[:, None].abs() - numbers).abs()
     assert ((found - x).abs() == distance.amin(1)).all() and (found.sign() * x.sign() >= 0).all()
     assert (codes[1001:] & 1 == 0).all()  # halfway between two: to even
+
+
+def test_int8_is_the_nearest_number() -> None:
+    x = torch.randn(64, 128)
+    data, scales = quantised.along_rows(quantised.int8, x, 64)
+    factor = scales.double().repeat_interleave(64, 1)
+    assert ((data.double() * factor - x.double()).abs() <= factor * 0.501).all()
+    assert (data.view(64, 2, 64).abs().amax(2) == 127).all()
+
+
+def test_uint8_is_the_nearest_number_above_the_zero_point() -> None:
+    x = torch.randn(64, 128) + 0.5
+    data, scales, zeros = quantised.along_rows(quantised.uint8, x, 64)
+    factor, zero = (one.double().repeat_interleave(64, 1) for one in (scales, zeros))
+    assert (((data.double() - zero) * factor - x.double()).abs() <= factor * 1.01).all()
+    assert (data.view(64, 2, 64).amin(2) <= 1).all() and (data.view(64, 2, 64).amax(2) >= 254).all()
 
 
 def test_mx_is_the_nearest_number_below_the_largest_power_of_two() -> None:

@@ -53,6 +53,58 @@ def test_a_divisor_of_any_range_is_scaled(name: str) -> None:
     assert instructions(program) - instructions(transformed(by(CLAMPED), f32)) == 2
 
 
+def code(y: Any) -> Any:
+    """How many of some numbers are below, by comparisons."""
+    return sum((y > number).to(torch.uint8) for number in (-0.6, -0.09, 0.08, 0.9))
+
+
+ROUNDED = {
+    "rounded": lambda y: torch.round(y).to(torch.int8),
+    "and clamped": lambda y: torch.round(y).clamp(-127, 127).to(torch.int8),
+    "clamped first": lambda y: y.clamp(-127, 127).round().to(torch.int8),
+    "half is added": lambda y: (y + 0.5).floor().to(torch.int8),
+    "a number is added": lambda y: (torch.round(y) + 8).clamp(0, 15).to(torch.uint8),
+    "compared": code,
+    "NaN is told": lambda y: torch.where(y.isnan(), 0, y.abs()).to(torch.int32),
+    "by way of float16": lambda y: y.to(f16).float().round().to(torch.int8),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_what_is_near_zero_is_not_told_from_it(name: str) -> None:
+    found = ops(transformed(by(CLAMPED, ROUNDED[name]), f32))
+    assert found.count(CORRECTED) == found.count(INVERSE) == 2 and not {"truediv", "div_rn"} & set(found)
+
+
+ZEROS = {
+    "rounded": (lambda z: z.round(), 4),
+    "an integer": (lambda z: z.to(torch.uint8), 4),
+    "rounded down": (lambda z: z.floor().clamp(0, 255), 2),  # what is near zero is told from it
+    "any number": (lambda z: z, 2),
+    "clamped to any number": (lambda z: z.round().clamp(min=0.1), 2),
+}
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_zero_points(name: str) -> None:
+    """Elements are corrected beside whole numbers. A zero point is a quotient of its block by the divisor of
+    the elements, and has their reciprocal."""
+    whole, corrected = ZEROS[name]
+
+    def one(blocks: Any, dim: int) -> Any:
+        scale = blocks.abs().amax(dim, keepdim=True).clamp(min=1e-6)
+        zero = whole(-blocks.amin(dim, keepdim=True) / scale)
+        return (torch.round(blocks / scale) + zero).to(torch.int8)
+
+    found = ops(transformed(both_ways(one), f32))
+    assert (found.count(CORRECTED), found.count("div_rn")) == (corrected, 4 - corrected)
+
+
+def test_bfloat16_of_a_scale_of_any_range_needs_no_correction() -> None:
+    found = ops(transformed(by(lambda m: m / 127, ROUNDED["rounded"])))
+    assert found.count(INVERSE) == 2 and not {CORRECTED, "truediv", "div_rn"} & set(found)
+
+
 OTHERS = {
     "a result has all bits": lambda y: y,
     "or the range of float32": lambda y: y.to(bf16),
@@ -61,6 +113,13 @@ OTHERS = {
     "a number is computed from it": lambda y: (448 * y).to(F8),
     "infinity is told": lambda y: torch.where(y == float("inf"), 1.0, y).to(F8),
     "its truth": lambda y: y.to(torch.bool),
+    "its sign": lambda y: (y > 0).to(torch.int8),
+    "a small number is added": lambda y: (y + 1e-6).floor().to(torch.int8),
+    "a number is added in float64": lambda y: (y.double() - 1).floor().to(torch.int8),
+    "zero is added": lambda y: (y + 0.0).floor().to(torch.int8),
+    "the next whole number below": lambda y: y.floor().to(torch.int8),
+    "a huge number is told": lambda y: (y > 1e38).to(torch.int8),
+    "a rounded number is stored": lambda y: y.round(),
 }
 
 

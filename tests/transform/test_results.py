@@ -38,12 +38,13 @@ from mixorder.transform.cooperative import check_shareable
 from mixorder.transform.few_bits import divide_by_few_bits
 from mixorder.transform.finished import finished
 from mixorder.transform.fma import form_fma
+from mixorder.transform.half_precision import without_rounding
 from mixorder.transform.powers_of_two import multiply_by_reciprocals
 from mixorder.transform.producers import with_producers
 from mixorder.transform.quotients import divide_by_blocks
 from mixorder.transform.reorder import reorder
 from mixorder.transform.rounding import round_at_once
-from mixorder.transform.saturation import without_clamp
+from mixorder.transform.saturation import round_last, without_clamp
 from mixorder.transform.short_sums import without_compensation
 from mixorder.transform.single_precision import divide_in_float32
 from mixorder.transform.sooner import compute_sooner
@@ -167,6 +168,17 @@ def behind_a_residual(x: Any, dy: Any, w: Any, rstd: Any, residual: Any) -> Any:
     return *quantised.mx_both(dx.to(bf16)), (dy.float() * normed).sum(0)
 
 
+def int8_in_bfloat16(x: Any) -> Any:
+    """Rounded, clamped on one side and then on the other, and the same as a number."""
+
+    def one(blocks: Any, dim: int) -> Any:
+        scale = blocks.abs().amax(dim, keepdim=True).clamp(min=1e-5) * (1 / 100)
+        whole = torch.round(blocks / scale).clamp(max=99).clamp(min=-127)
+        return whole.to(torch.int8), whole
+
+    return one(x.view(256, 16, 32), 2), one(x.view(8, 32, 512), 1)
+
+
 def layer(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
     sums = dy.float().sum(-1, keepdim=True), (x.float() * dy.float()).sum(-1, keepdim=True)
     return quantised.mx_both((rstd * (dy.float() - sums[0] - x.float() * sums[1])).to(bf16))
@@ -175,7 +187,8 @@ def layer(x: Any, dy: Any, w: Any, rstd: Any) -> Any:
 HALF = ((256, 512), bf16)
 NORM = RECIPES["norm_backward"].like(256, 512)
 WITHIN_TILES: dict[str, Callable[[], Graph]] = {
-    **{name: of(recipe.function, *recipe.like(256, 512)) for name, recipe in RECIPES.items()},
+    **{name: of(one.function, *one.like(256, 512)) for name, one in RECIPES.items() if one.tiled},
+    "clamped in bfloat16": of(int8_in_bfloat16, HALF),
     "sums": of(with_sums, HALF, HALF),
     "a slice and numbers": of(
         lambda x: quantised.mx_in_place(x[:, 512:] + torch.arange(512, dtype=bf16)), ((256, 1024), bf16)
@@ -250,6 +263,8 @@ def kept(program: LoopProgram, inputs: Results, *steps: tuple[Transform, Form]) 
 
 
 RULES = (
+    without_rounding,
+    round_last,
     divide_in_float32,
     multiply_by_reciprocals,
     without_clamp,

@@ -119,9 +119,11 @@ RULES: dict[str, Any] = {
     "transform.sooner.compute_sooner": first,
     "transform.branches.without_branches": none,
     "transform.few_bits.divide_by_few_bits": none,
+    "transform.half_precision.without_rounding": none,
     "transform.powers_of_two.multiply_by_reciprocals": none,
     "transform.quotients.divide_by_blocks": none,
     "transform.rounding.round_at_once": none,
+    "transform.saturation.round_last": none,
     "transform.saturation.without_clamp": none,
     "transform.single_precision.divide_in_float32": none,
     # Schedules.
