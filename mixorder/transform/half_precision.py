@@ -25,9 +25,11 @@ def without_rounding(stmt: Statement, scope: Scope) -> list[Statement]:
     others = dict[str, Ref]()
     for name in operands(stmt):
         value = scope.values[name]
-        while is_op(value, "to_dtype", torch.float32):
+        while is_op(value, "to_dtype", torch.float32) and isinstance(value.args[0], Ref):
             half = scope.values[value.args[0].name]
-            if not isinstance(half, Compute) or halves_of(half.args[0].name, scope) != {half.dtype}:
+            if not isinstance(half, Compute) or not isinstance(half.args[0], Ref):  # a symbol of a loop
+                break
+            if halves_of(half.args[0].name, scope) != {half.dtype}:
                 break
             value = scope.values[half.args[0].name]
             others[name] = Ref(value.name)
@@ -47,7 +49,7 @@ def halves_of(name: str, scope: Scope) -> _Halves:
         return frozenset({torch.bfloat16})
     own = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
     if stmt.op == "to_dtype":
-        return HALVES & {scope.values[own[0]].dtype}
+        return HALVES & {scope.values[one].dtype for one in own}
     if stmt.op not in _SELECTING | _WHOLE:
         return frozenset()
     found = [halves_of(one, scope) for one in own[stmt.op == "where" :] if not _is_small(one, scope)]
