@@ -9,8 +9,11 @@ from ..ir.hardware import MAX_REGISTERS
 from .facts import REGISTER_OVERHEAD, RowFacts
 
 NOT_SPILLED = 279  # estimated registers in chunks, up to which at most 4 words were spilled
-# Registers of a thread for accumulators and vectors of columns. Each one more leaves so many others without
-# one. sm_90, maxima of dSwiGLU's three results: with 160 of these a thread needs 275 registers, with 224 585.
+# Per element; GELU by tanh has 35, by erf 50.
+BUSY_INSTRUCTIONS = 30
+# Registers of a thread for accumulators and vectors of columns, where elements take so many instructions. Each
+# one more leaves so many others without one. sm_90, three maxima of dSwiGLU, 224 of these: 585 registers for
+# 264 that were estimated. With few instructions, 8 others with 160 have what was estimated, or less.
 MOST_KEPT, DISPLACED = 156, 4
 MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
 
@@ -34,7 +37,8 @@ def registers_of(facts: RowFacts, elements: int, chunks: int) -> int:
     5 chunks, estimated at 280, spill two words and reach 73% of the limit; 3 chunks 96%).
     """
     computed = 1 if chunks == 1 else math.ceil(facts.load_bytes / 4)
-    displaced = DISPLACED * max(0, facts.held.of_columns * elements - MOST_KEPT)
+    busy = facts.instructions >= BUSY_INSTRUCTIONS
+    displaced = DISPLACED * max(0, facts.held.of_columns * elements - MOST_KEPT) if busy else 0
     return facts.held.words * elements + computed * -(-elements // chunks) + REGISTER_OVERHEAD + displaced
 
 

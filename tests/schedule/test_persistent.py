@@ -142,9 +142,10 @@ def test_too_many_held_words_are_declined() -> None:
 def test_what_is_kept_for_all_rows_leaves_room_for_what_is_computed() -> None:
     """Words of a thread's columns: 224 of 255 registers are too many, with as many elements to compute."""
     of_columns = functools.partial(with_numbers, RMS, cols=14336, load_bytes=6)
-    assert choose(of_columns(words=2, of_columns=2), H200).chunks == 7
+    for fitting in (of_columns(words=2, of_columns=2, instructions=50), of_columns(words=4, of_columns=4)):
+        assert choose(fitting, H200).chunks == 7
     with pytest.raises(Decline) as caught:
-        choose(of_columns(words=4, of_columns=4), H200)
+        choose(of_columns(words=4, of_columns=4, instructions=50), H200)
     assert caught.value.reason is DeclineReason.TOO_MANY_LIVE_TILES
 
 
