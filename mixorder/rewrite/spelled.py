@@ -569,8 +569,8 @@ class _Apart(_Together):
             return node
         if (pieces := joined_of(node)) is not None and pieces.dim == dim:
             self.replaced.update(pieces.inside)
-            between_ends = between(pieces.all, part.start, part.end)
-            values = [_operand(one, node, piece, dim) for piece in between_ends]
+            shown = between(pieces.all, part.start, part.end)
+            values = [_operand(one, node, piece, dim) for piece in shown]
             return values[0] if len(values) == 1 else one.add(aten.cat.default, values, dim)
         if node not in self.found.ranges and is_read_as_stated(node):
             return one.add(aten.slice.Tensor, node, dim, part.start, part.end)

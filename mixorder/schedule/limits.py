@@ -13,7 +13,7 @@ NOT_SPILLED = 279  # estimated registers in chunks, up to which at most 4 words 
 BUSY_INSTRUCTIONS = 30
 # Registers of a thread for accumulators and vectors of columns where elements take so many instructions. Each
 # one more leaves so many others without one. sm_90, three maxima of dSwiGLU, 224 of these: 585 registers for
-# 264 that were estimated. With few instructions, 8 others with 160 have what was estimated, or less.
+# 264 that were estimated. With few instructions, 4 others with 160 have what was estimated, or less.
 MOST_KEPT, DISPLACED = 156, 4
 MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
 

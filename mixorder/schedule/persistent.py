@@ -68,8 +68,6 @@ WIDE_ROW = 8192  # bytes loaded per row
 # chunks, one program: 2 warps 237 us, 4 with accesses of 8 bytes 204. What then has less than 4 bytes is not
 # loaded ahead.
 CHUNKED_WARPS = 4
-# GELU by erf, 200704x512 bf16, elements of a thread and warps of a multiprocessor: 32 and 8 205.4 us, 16 and
-# 8 210.7, 8 and 32 213.5; 32768x3072: 203.3, 204.4, 212.2.
 # Columns of a block at most, and bytes in flight as a multiple of what others have, where computing takes
 # longer than memory. H200, GELU by tanh, 16384x16384 bf16: blocks of 2048, a row and 3 stages 587 us, with 4
 # stages 444; blocks of 1024, 2 rows and 3 stages 501, with 4 stages 396.
