@@ -7,6 +7,8 @@ launch would have to come before itself. Some matrix products are computed again
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.fx import Graph, Node
 
@@ -21,15 +23,13 @@ def sizes_from_inputs(graph: Graph) -> None:
     asked = [n for n in graph.find_nodes(op="call_function", target=aten.sym_size.int) if _is_inside(n)]
     if not asked:
         return
-    sizes = _Sizes(graph)
+    sizes = Sizes(graph)
     for node in asked:
         found = sizes.of(node.meta["val"].node.expr)
         if isinstance(found, Node):
             node.replace_all_uses_with(found)
             graph.erase_node(node)
-    for node in reversed(sizes.made):
-        if not node.users:
-            graph.erase_node(node)
+    sizes.erase_unused()
 
 
 def _is_inside(node: Node) -> bool:
@@ -39,24 +39,38 @@ def _is_inside(node: Node) -> bool:
     return source.op != "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)
 
 
-class _Sizes:
-    """Nodes behind the graph's inputs that give sizes, by the sizes. `made`: those that were added."""
+class Sizes:
+    """Nodes behind a graph's inputs that give sizes, by the sizes. `made`: those that were added."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.made: list[Node] = []
-        inputs = graph.find_nodes(op="placeholder")
-        # Torch puts the token of ordered effects before the inputs.
-        self.place = inputs[-1].next if inputs else next(iter(graph.nodes))
-        self.known: dict[Size, Node | int | None] = {}
+
+    @functools.cached_property
+    def place(self) -> Node:
+        """What the nodes stand in front of. Torch puts the token of ordered effects before the inputs."""
+        inputs = self.graph.find_nodes(op="placeholder")
+        return inputs[-1].next if inputs else next(iter(self.graph.nodes))
+
+    @functools.cached_property
+    def known(self) -> dict[Size, Node | int | None]:
+        found, inputs = dict[Size, Node | int | None](), self.graph.find_nodes(op="placeholder")
         for node in inputs:
             if isinstance(val := node.meta.get("val"), torch.SymInt):
-                self.known.setdefault(val.node.expr, node)
+                found.setdefault(val.node.expr, node)
         for node in inputs:
             val = node.meta.get("val")
             for dim, n in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
-                if isinstance(n, torch.SymInt) and n.node.expr not in self.known:
-                    self.known[n.node.expr] = self.add(aten.sym_size.int, (node, dim), n)
+                if isinstance(n, torch.SymInt) and n.node.expr not in found:
+                    found[n.node.expr] = self.add(aten.sym_size.int, (node, dim), n)
+        return found
+
+    def erase_unused(self) -> None:
+        """Erase what was added and nothing reads. No size is asked afterwards."""
+        alive = set(self.graph.nodes) if self.made else set()
+        for node in reversed(self.made):
+            if node in alive and not node.users:
+                self.graph.erase_node(node)
 
     def of(self, size: Size) -> Node | int | None:
         """A node with this size, or the number; None if the inputs do not tell it."""

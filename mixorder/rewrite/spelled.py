@@ -25,9 +25,12 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
 
+from ..errors import Decline, DeclineReason
 from ..inductor.graphs import TWO_MASKS, triton_kernel_wrapper_functional
 from ..inductor.tensors import empty
 from ..ir.program import PACKED
@@ -64,6 +67,7 @@ from ..region.walk import by_position, closure, descendants, needed_for, positio
 from .apart import ADDED, Apart, Range, apart, is_elementwise, is_recomputed, permuted, range_of, reshaped
 from .graph_writer import is_launched
 from .pieces import Piece, Pieces, between, joined_of, pieces_of, pieces_read, shared_pieces
+from .sizes import Sizes
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _OF_ROWS = {
@@ -90,7 +94,7 @@ class Spelling:
     join a region, but that none is to be looked for, and what was added in front of each."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.graph, self.sizes = graph, Sizes(graph)
         self.found: list[_Spelled | _Together] = []
 
     @property
@@ -105,8 +109,8 @@ class Spelling:
         for node in filter(_is_of_one_each, nodes):
             self.spell(_by_place, [node])
         groups = itertools.chain(
-            (_InOrder(self.graph, members, order) for order, members in _across(nodes)),
-            (_Apart(self.graph, found) for found in apart(nodes)),
+            (_InOrder(self.sizes, members, order) for order, members in _across(nodes)),
+            (_Apart(self.sizes, found) for found in apart(nodes)),
         )
         self.found += [group for group in groups if group.before]
         for node, whole in list(_of_row_values(self.graph)):
@@ -136,13 +140,15 @@ class Spelling:
                 self.spell(_of_pieces, by_position({*pieces.inside, node}), pieces)
             elif shared := shared_pieces(node):
                 self.spell(_of_copies, [node], shared)
+        self.sizes.erase_unused()
 
     def spell(self, how: Callable[..., None], nodes: Sequence[Node], *args: Any) -> None:
-        """Spell nodes in a way. They stay as they are if the last one would be another tensor."""
-        self.found.append(one := _Spelled(self.graph, nodes))
+        """Spell nodes in a way. They stay as they are if the last one would be another tensor, or the way
+        needs a guard."""
+        self.found.append(one := _Spelled(self.sizes, nodes))
         try:
             how(one, *args)
-        except _Differs:
+        except (_Differs, Decline):
             self.found.remove(one)
             for made in reversed(one.made):
                 self.graph.erase_node(made)
@@ -152,6 +158,7 @@ class Spelling:
         for one in reversed(self.found):
             one.end(set(self.graph.nodes))
         self.found.clear()
+        self.sizes.erase_unused()
 
 
 class _Differs(Exception):
@@ -166,8 +173,8 @@ class _Spelled:
 
     joins = True
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node]) -> None:
-        self.graph, self.nodes, self.node = graph, nodes, nodes[-1]
+    def __init__(self, sizes: Sizes, nodes: Sequence[Node]) -> None:
+        self.sizes, self.graph, self.nodes, self.node = sizes, sizes.graph, nodes, nodes[-1]
         self.before = [(n.target, n.args, n.kwargs, n.meta["val"]) for n in nodes]
         self.made: list[Node] = []
         self.read: dict[Node, list[Node]] = {}
@@ -175,13 +182,24 @@ class _Spelled:
         self.sources = [arg for arg in dict.fromkeys(read) if arg not in nodes]
 
     def add(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """Add a node before the last one."""
+        """Add a node before the last one. Raises `Decline` if that needs a guard on a symbolic size."""
+        args = map_aggregate(args, self._size)
+        val = self.value(target, args, kwargs)
         with self.graph.inserting_before(self.node):
             made = self.graph.call_function(target, args, kwargs)
         made.meta.update({k: v for k, v in self.node.meta.items() if k != "val"})
-        made.meta["val"] = self.value(target, args, kwargs)
+        made.meta["val"] = val
         self.made.append(made)
         return made
+
+    def _size(self, argument: Any) -> Any:
+        """An argument of an operator, with a node for a symbolic size."""
+        if not isinstance(argument, torch.SymInt | sympy.Expr):
+            return argument
+        size = size_of(argument) if isinstance(argument, torch.SymInt) else argument
+        if (known := self.sizes.of(size)) is None:
+            raise Decline(DeclineReason.DYNAMIC_SHAPE, f"no input has the size {size}")
+        return known
 
     def value(self, target: Any, args: Any, kwargs: Any) -> Any:
         val = fake(self.node)
@@ -191,7 +209,8 @@ class _Spelled:
 
     def respell(self, target: Any, *args: Any, **kwargs: Any) -> None:
         """Spell the last node as a function of what was added, and the others as nothing. Raises `_Differs`
-        with the nodes unchanged."""
+        or `Decline` with the nodes unchanged."""
+        args = map_aggregate(args, self._size)
         node, val = self.node, self.value(target, args, kwargs)
         before, old = (node.target, node.args, node.kwargs), node.meta["val"]
         alike = (val.dtype, val.device) == (old.dtype, old.device) and _are_equal(val.shape, old.shape)
@@ -414,18 +433,18 @@ class _Together:
 
     joins = False
 
-    def __init__(self, graph: Graph, nodes: Collection[Node]) -> None:
-        self.graph = graph
+    def __init__(self, sizes: Sizes, nodes: Collection[Node]) -> None:
+        self.graph = graph = sizes.graph
         self.before: dict[Node, tuple[Any, Any, Any, Any]] = {}
         self.made: list[Node] = []
         self.replaced = set(nodes)
         try:
             for node in by_position(nodes):
-                one = _Spelled(graph, [node])
+                one = _Spelled(sizes, [node])
                 one.made = self.made
                 (self.before[node],) = one.before
                 self.spell(one)
-        except _Differs:
+        except (_Differs, Decline):
             self._restore(self.before)
             self._erase(set(graph.nodes))
             self.before.clear()
@@ -471,11 +490,11 @@ class _Together:
 class _InOrder(_Together):
     """Nodes that compute what they computed with the dims of all operands in another order."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node], order: list[int]) -> None:
+    def __init__(self, sizes: Sizes, nodes: Sequence[Node], order: list[int]) -> None:
         self.order = order
         self.back = [order.index(d) for d in range(len(order))]
         self.shared: dict[Node, Node] = {}  # of an operand, the same one in the other order
-        super().__init__(graph, nodes)
+        super().__init__(sizes, nodes)
 
     def spell(self, one: _Spelled) -> None:
         ((target, args, kwargs, val),) = one.before
@@ -511,10 +530,10 @@ class _InOrder(_Together):
 class _Apart(_Together):
     """Nodes that are computed of the pieces of a tensor, instead of the whole."""
 
-    def __init__(self, graph: Graph, found: Apart) -> None:
+    def __init__(self, sizes: Sizes, found: Apart) -> None:
         self.found = found
         self.known: dict[Range, Node] = {}
-        super().__init__(graph, {*found.parts, *found.reductions, *found.whole})
+        super().__init__(sizes, {*found.parts, *found.reductions, *found.whole})
 
     def spell(self, one: _Spelled) -> None:
         node, found = one.node, self.found

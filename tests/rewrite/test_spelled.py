@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, snapshot, traced
+from graphs import bf16, f32, snapshot, traced, traced_rows
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
+from mixorder.errors import Decline, DeclineReason
 from mixorder.region.find import find_regions
 from mixorder.region.layouts import computed
 from mixorder.region.nodes import reduced
 from mixorder.region.orders import is_permutation
-from mixorder.rewrite.spelled import Spelling
+from mixorder.rewrite.spelled import Spelling, _Spelled
 
 aten, prims = torch.ops.aten, torch.ops.prims
 FULL = (64, 48), bf16
@@ -502,3 +503,60 @@ def test_what_is_computed_of_pieces_is_as_before_if_no_region_takes_it(function:
             torch.testing.assert_close(mine, eager)
     graph.lint()
     assert [n.format_node() for n in graph.nodes] == before
+
+
+def sinks_of_rows(x: Any) -> Any:
+    rows = x.sum(-1, keepdim=True)
+    return x * rows, (rows * rows).sum(0, keepdim=True)
+
+
+def permuted_maxima(x: Any) -> Any:
+    return x.abs().amax((1, 2)), x.permute(1, 0, 2).abs().amax(1, keepdim=True)
+
+
+def permuted_rows(x: Any) -> Any:
+    return x.abs().amax(0), x.permute(2, 1, 0).abs().amax((0, 1), keepdim=True)
+
+
+def permuted_copies(x: Any) -> Any:
+    rows = x.sum(-1, keepdim=True)
+    return (rows.expand(x.shape).permute(2, 0, 1).contiguous() * 2,)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "symbolic"),
+    [
+        (sinks_of_rows, (12, 5, 8), [0]),
+        (sinks_of_rows, (12, 5, 8), [0, 1]),
+        (permuted_maxima, (14, 3, 5), [0]),
+        (permuted_rows, (14, 3, 5), [0]),
+        (permuted_copies, (14, 3, 5), [0, 1]),
+    ],
+)
+def test_sizes_may_be_symbols(
+    function: Callable[..., Any], shape: tuple[int, ...], symbolic: Sequence[int]
+) -> None:
+    graph = traced_rows(function, (shape, f32), symbolic=symbolic)
+    before = snapshot(graph)
+    with spelled_as_reductions(graph):
+        assert snapshot(graph) != before
+        graph.lint()
+        assert all("val" in n.meta for n in graph.nodes if n.op == "call_function" and n.target is not int)
+    assert snapshot(graph) == before
+
+
+def test_a_way_that_needs_a_guard_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = traced(largest, FULL)
+    before, value, calls = snapshot(graph), _Spelled.value, list[Any]()
+
+    def refuses(self: Any, *args: Any) -> Any:
+        calls.append(self)
+        if len(set(map(id, calls))) == 1 and len(calls) > 1:  # the first one, with a node added
+            raise Decline(DeclineReason.DYNAMIC_SHAPE, "a guard")
+        return value(self, *args)
+
+    monkeypatch.setattr(_Spelled, "value", refuses)
+    with spelled_as_reductions(graph) as firsts:
+        assert len(firsts) == 2
+        assert all("val" in n.meta for n in graph.nodes if n.op == "call_function")
+    assert snapshot(graph) == before
