@@ -652,11 +652,12 @@ def _added_first(nodes: Sequence[Node], above: Callable[[Node], set[Node]]) -> d
     known = {n: what for n in nodes if (what := reduced(n)) is not None}
     some = {n: what for n, what in known.items() if len(what.dims) < len(what.shape)}
     sums, further = {n: what for n, what in some.items() if n.target in _SUMS}, reduced_further(nodes)
-    found = {n: dims for n, what in sums.items() if (dims := _of_slabs(n, what, sums, further))}
+    reads = functools.cache(_read_for)
+    found = {n: dims for n, what in sums.items() if (dims := _of_slabs(n, what, sums, further, reads))}
     sums |= {n: dataclasses.replace(sums[n], dims=tuple(dims)) for n, dims in found.items()}
     for node, what in known.items():
         if node.target in _SUMS and node not in some:
-            dims = _of_slabs(node, what, sums, further) or _of_rows(node, what, some, above)
+            dims = _of_slabs(node, what, sums, further, reads) or _of_rows(node, what, some, above)
             found |= {node: dims} if dims else {}
     return found
 
@@ -683,7 +684,11 @@ def _of_rows(
 
 
 def _of_slabs(
-    node: Node, what: Reduced, sums: Mapping[Node, Reduced], further: Collection[Size]
+    node: Node,
+    what: Reduced,
+    sums: Mapping[Node, Reduced],
+    further: Collection[Size],
+    read_for: Callable[[Node], set[Node]],
 ) -> list[int]:
     """The dims that a sum and others of the same tensors are over, if these are fewer, and elements are
     computed with the sum: that of a batch norm's channel, beside a gate's of each sample. Or there are many
@@ -691,8 +696,8 @@ def _of_slabs(
     those of others that elements are computed with, none of which is a row's of a pair, or that begin so."""
     own, dims = set(what.dims), set(what.dims)
     of_all, size, val = len(own) == len(what.shape), product(what.shape), fake(operands(node)[0])
-    alike = [_read_for(n) for n, over in sums.items() if over == what]  # a norm's dw reads more than its db
-    reads = (mine := _read_for(node)).union(*(read for read in alike if not read.isdisjoint(mine)))
+    alike = [read_for(n) for n, over in sums.items() if over == what]  # a norm's dw reads more than its db
+    reads = (mine := read_for(node)).union(*(read for read in alike if not read.isdisjoint(mine)))
     for other, over in sums.items():
         both = dims.intersection(over.dims) if over.shape == what.shape else set()
         count, rest = (product(what.shape[d] for d in some) for some in (both, own - both))
@@ -713,7 +718,7 @@ def _of_slabs(
         if apart and not of_all and val is not None and any(val.stride(d) == 1 for d in both):
             continue  # a pair with a common axis
         traced = apart or last in (below if first is node else after)
-        if worthwhile and traced and not reads.isdisjoint(_read_for(other)):
+        if worthwhile and traced and not reads.isdisjoint(read_for(other)):
             dims = both
     return sorted(dims) if dims != own else []
 

@@ -367,7 +367,8 @@ TOGETHER: dict[str, Op] = {
     "normed_apart": op(
         FULL,
         "full col",
-        "torch.cat([normed(t, {1}[: len(t)], 2, {inner}, {outer}).reshape(t.shape) for t in ({0}[:1], {0}[1:])])",
+        "torch.cat([normed(t, {1}[: len(t)], 2 * (len(t) > 1), {inner}, {outer}).reshape(t.shape) "
+        "for t in ({0}[:1], {0}[1:])])",
         nonempty=True,
     ),
 }
