@@ -14,6 +14,9 @@ an input that a launch writes to for free from there on, and kept a buffer for l
 instead of 21.7 (two blocks of 1030 columns, H100). Graphs with our launches get an estimate without these
 errors.
 
+To Inductor a launch that writes over an input uses all that was computed from that input. So nothing took
+the memory of these: a sum of two products in a model's loss had its own, 144 -> 160 MB.
+
 Torch 2.13 gives a backward's list of donated inputs to the graphs inside it as well, which take it for one of
 their own: a gradient of zeros that two calls of one region read was overwritten by the first one.
 """
@@ -92,6 +95,25 @@ def estimated(original: Callable[..., Any]) -> Callable[..., Any]:
         return most, [most if i in several else taken for i, taken in enumerate(held)]
 
     return estimate_peak_memory
+
+
+def in_place(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wraps Inductor's method that decides which operand's memory a kernel's result takes. To it, a launch
+    uses what was computed from a tensor that the launch writes over: it only comes later."""
+
+    def decide_inplace_update(self: Any) -> None:
+        names = self.scheduler.name_to_buf
+        read = [names[dep.name] for dep in self.read_writes.reads if dep.name in names]
+        users = [buffer.users for buffer in read]
+        for buffer in read:
+            buffer.users = [u for u in buffer.users if not (u.is_weak and launches_ours(u.node))]
+        try:
+            original(self)
+        finally:
+            for buffer, before in zip(read, users, strict=True):
+                buffer.users = before
+
+    return decide_inplace_update
 
 
 def grouped(nodes: list[Any]) -> list[Any]:

@@ -153,6 +153,7 @@ def _wrap_inductor(plugin: Plugin) -> None:
     for name, path, wrapper_of in (
         ("memory", "reorder_for_peak_memory", allocation.late),
         ("memory", "estimate_peak_memory", allocation.estimated),
+        ("scheduler", "BaseSchedulerNode.decide_inplace_update", allocation.in_place),
         ("graph", "GraphLowering.run_node", functools.partial(_lowered, plugin)),
         ("graph", "GraphLowering.__init__", functools.partial(allocation.nothing_donated, is_on)),
         ("ir", "ConcatKernel.realize_into", joined.realized),

@@ -137,6 +137,7 @@ REACHED: dict[str, Rely] = {
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner._make_launchers": Perhaps(called(1)),
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner._precompile_config": Perhaps(called(2)),
     "torch._inductor.dependencies.ReadWrites.rename": called(2),
+    "torch._inductor.scheduler.BaseSchedulerNode.decide_inplace_update": wrapped(1),
     "torch._inductor.scheduler.BaseSchedulerNode.is_template": called(1),
     "torch._inductor.tiling_utils.extract_normalized_read_writes": wrapped(0, "node"),
     "torch.fx.Node._rename": called(2),
