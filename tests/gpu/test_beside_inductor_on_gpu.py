@@ -76,7 +76,7 @@ def test_a_compile_inside_the_compile_of_a_forward_and_a_backward(more, caplog):
     if "triton.cudagraphs" not in more:
         del found
         torch.cuda.synchronize()
-        assert torch.cuda.memory_allocated() - allocated < kept
+        assert torch.cuda.memory_allocated() - allocated <= kept
 
 
 def test_inductors_kernels_are_those_that_stock_runs():
