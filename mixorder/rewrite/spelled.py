@@ -261,7 +261,7 @@ class _Spelled:
         operand now comes too late."""
         if not alive.issuperset(self.read) or any(map(is_launched, map(unviewed, self.node.all_input_nodes))):
             return None
-        if not lie_alike(self.node.meta["val"], self.before[-1][-1]) and _is_read_by_kernel(self.node):
+        if _lies_otherwise(self.node, self.before[-1][-1]):
             return None
         now = {
             a: b for one, before in self.read.items() for a, b in zip(before, _read_by(one.args), strict=True)
@@ -275,7 +275,10 @@ class _Spelled:
         return found
 
 
-def _is_read_by_kernel(node: Node) -> bool:
+def _lies_otherwise(node: Node, before: Any) -> bool:
+    """Whether a kernel reads a node whose strides are not those that it had before."""
+    if lie_alike(node.meta.get("val"), before):
+        return False
     below = closure([node], followers)
     return any(user.target is triton_kernel_wrapper_functional for one in below for user in one.users)
 
@@ -462,7 +465,9 @@ class _Together:
     def end(self, alive: set[Node]) -> None:
         """Restore the nodes, if nothing was taken of them; erase what nothing reads then. `alive`: the nodes
         of the graph."""
-        if alive.issuperset(self.read):
+        if alive.issuperset(self.read) and not any(
+            _lies_otherwise(n, val) for n, (*_, val) in self.before.items()
+        ):
             read = ((before, _read_by((one.args, one.kwargs))) for one, before in self.read.items())
             now = {a: b for before, after in read for a, b in zip(before, after, strict=True)}
             before = {

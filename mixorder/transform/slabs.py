@@ -165,12 +165,14 @@ class _Phases:
         gone = self.last[0].axes if self.last else ()
         kept = tuple(axis for axis in self.axes if axis.symbol not in gone)
         elements, ends = self.divided(self.last, kept)
-        needed = self.needed([*late, *elements])
-        handed = {name: self.workspace(values[name], self.kept if self.deps[name] else ()) for name in needed}
         rest = [s for s in body if s not in self.sums and not isinstance(s, Store)]
-        copies = [Store(*place, Ref(name)) for name, place in handed.items()]
         added_up = [s for one in self.sums for s in totals[one]]
         of_totals = [new for s in rest for new in (totals[s] if s in self.centred else [s])]
+        # A sum of what is the same for all has one total for each all the same.
+        deps = Nest(self.kept, (*self.moments, *added_up, *of_totals)).dependence()
+        needed = self.needed([*late, *elements])
+        handed = {name: self.workspace(values[name], self.kept if deps[name] else ()) for name in needed}
+        copies = [Store(*place, Ref(name)) for name, place in handed.items()]
         written = [*(s for s in small if s not in final), *copies]
         second = closure([*self.moments, *added_up, *of_totals], written)
         self.check_loop(second)

@@ -186,6 +186,29 @@ SHARED_ROW = Program(
 )
 
 
+# A piece of a softmax with a sink, which a kernel reads as it lies when it is computed apart.
+PIECE = Program(
+    shape=(8, 2, 16),
+    inner=(1, 2),
+    outer=(0,),
+    steps=(
+        Step("v1", "position", ("x", "y"), 4),
+        Step("v3", "normed_head", ("v1", "v1"), 3),
+        Step("v4", "gated_half", ("v3", "v3"), 4),
+        Step("v5", "sink", ("v1", "v4"), 2),
+        Step("v6", "gate_of_all", ("v3", "v3"), 1),
+        Step("v8", "row_sum", ("v6", "v3"), 3),
+        Step("v10", "col_sum", ("v5", "v4"), 3),
+        Step("v11", "normed_apart", ("v5", "v10"), 3),
+        Step("v14", "sink", ("v6", "v11"), 1),
+    ),
+    outputs=(("v14", "flat"), ("v10", "twice"), ("v8", "plain")),
+    layouts=("contiguous", "padded", "padded", "channels-last"),
+    backward=True,
+    seed=761025,
+)
+
+
 # Moments in double precision, whose parts have counts that are divided.
 MOMENTS = Program(
     shape=(2, 1205, 5),
@@ -278,6 +301,7 @@ BUGS = {
     "fewer axes": FEWER_AXES,
     "shared row": SHARED_ROW,
     "moments": MOMENTS,
+    "piece": PIECE,
     "gated": GATED,
     "sink": SINK,
     "one column": ONE_COLUMN,

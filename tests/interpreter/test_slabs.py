@@ -581,3 +581,19 @@ def test_statistics_in_the_order_of_the_dims_are_left_to_inductor() -> None:
     with collect() as records, torch.no_grad():
         compiled(ON)(module)(x)
     assert not records
+
+
+def test_samples_that_share_their_elements() -> None:
+    """Each has its own sums all the same, of which a response norm makes the factor of its elements."""
+
+    def function(x: torch.Tensor) -> Tensors:
+        size = (x.square().mean((1, 2), keepdim=True) + 0.1).sqrt()
+        y = x * (size / (size.mean(-1, keepdim=True) + 0.1))
+        return x.mean((1, 2)), y, (x * y).sum((1, 2))
+
+    x = torch.randn(1, 64, 32).expand(4, 64, 32)
+    with torch.no_grad(), collect() as records:
+        ours = compiled(ON)(function)(x)
+    assert [r.strategy for r in records if isinstance(r, RegionRecord)] == [SLABS.name]
+    for mine, exact in zip(ours, function(x.double()), strict=True):
+        assert torch.allclose(mine.double(), exact, 1e-5, 1e-6)

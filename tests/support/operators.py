@@ -194,8 +194,10 @@ EDGES: dict[str, Op] = {
         COL, "input input", "({0} * {1}).amax({outer}, keepdim=True) * 0.5", nonempty=True
     ),
     "sign_bit": op("full.b", "input", "torch.signbit({0})"),
-    "sign_of_zero": op(
-        "full.b", "input", "torch.signbit(torch.where({0} > 0, -0.0, torch.where({0} < -1, 0.0, {0})))"
+    "sign_of_zero": op(  # Inductor's kernels compare float64 with 0
+        "full.b",
+        "input",
+        "torch.signbit(torch.where({0} > 0, -0.0, torch.where({0} < -1, 0.0, {0})).float())",
     ),
     "subnormal": op("full.b", "input", "{0}.detach().float() * 1e-30 * 1e-12 != 0"),
     "highest_of_product": op(
