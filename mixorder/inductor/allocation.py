@@ -14,8 +14,9 @@ an input that a launch writes to for free from there on, and kept a buffer for l
 instead of 21.7 (two blocks of 1030 columns, H100). Graphs with our launches get an estimate without these
 errors.
 
-To Inductor a launch that writes over an input uses all that was computed from that input. So nothing took
-the memory of these: a sum of two products in a model's loss had its own, 144 -> 160 MB.
+Inductor counts a launch that writes over an input among the users of all that was computed from that input.
+So no kernel wrote its result over these: of two products, whose sum a launch read, all three were in memory
+(160 MiB instead of 144).
 
 Torch 2.13 gives a backward's list of donated inputs to the graphs inside it as well, which take it for one of
 their own: a gradient of zeros that two calls of one region read was overwritten by the first one.
@@ -98,8 +99,8 @@ def estimated(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_place(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wraps Inductor's method that decides which operand's memory a kernel's result takes. To it, a launch
-    uses what was computed from a tensor that the launch writes over: it only comes later."""
+    """Wraps Inductor's method that decides which operand's memory a kernel's result takes. A launch that only
+    has to come after a kernel, since it writes over what that one reads, is no user of its result."""
 
     def decide_inplace_update(self: Any) -> None:
         names = self.scheduler.name_to_buf

@@ -168,7 +168,7 @@ class _Phases:
         rest = [s for s in body if s not in self.sums and not isinstance(s, Store)]
         added_up = [s for one in self.sums for s in totals[one]]
         of_totals = [new for s in rest for new in (totals[s] if s in self.centred else [s])]
-        # A sum of what is the same for all has one total for each all the same.
+        # By the index of totals: each sample has its own, also where samples share their elements.
         deps = Nest(self.kept, (*self.moments, *added_up, *of_totals)).dependence()
         needed = self.needed([*late, *elements])
         handed = {name: self.workspace(values[name], self.kept if deps[name] else ()) for name in needed}

@@ -551,7 +551,7 @@ def test_a_way_that_needs_a_guard_leaves_the_others(monkeypatch: pytest.MonkeyPa
 
     def refuses(self: Any, *args: Any) -> Any:
         calls.append(self)
-        if len(set(map(id, calls))) == 1 and len(calls) > 1:  # the first one, with a node added
+        if self is calls[0] and calls.count(self) == 2:  # it has added a node
             raise Decline(DeclineReason.DYNAMIC_SHAPE, "a guard")
         return value(self, *args)
 
