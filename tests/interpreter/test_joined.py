@@ -62,7 +62,7 @@ class Apart(nn.Module):
         self.vectors = nn.ParameterList(torch.randn(n) for n in sizes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x, *self.vectors)
+        return self.function(x, *[self.vectors[i] for i in range(len(self.vectors))])  # for torch 2.11
 
 
 def swiglu(h: Any, bias: Any) -> Any:
