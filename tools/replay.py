@@ -140,6 +140,7 @@ def _casts(every: int) -> Iterator[tuple[str, Callable[[], Any]]]:
 
     for name, recipe in RECIPES.items():
         for rows, cols in CASTS[: 1 if every > 1 else None]:
+            cols *= recipe.wider
             specs = recipe.like(rows, cols)
             yield (
                 f"{name} {rows}x{cols}",

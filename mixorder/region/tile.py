@@ -198,7 +198,8 @@ class Growth:
         self.above = {n for n in above(self.wanted, seed.without) if is_loop(n)} - seed.without
         core = self.above | self.wanted
         self.reads = {a for n in core for a in operands(n) if a not in core}
-        self.early = self.reads | needed_for(self.reads, since=min(map(position, core)))
+        first = core | above(seed.without) if seed.results else core
+        self.early = self.reads | needed_for(self.reads, since=min(map(position, first)))
         self.above -= {n for n in self.early if not self.analysis.recomputed(n) or self.is_stored(n)}
         self.orders.spread(by_position(self.above | self.wanted))
         self.asked: set[Node] = set()  # nodes whose order was looked for

@@ -25,6 +25,7 @@ from .space_analysis import SpaceAnalysis
 from .tile import TileSeed, above
 from .walk import by_position, following, needed_for, position
 
+CAST = torch.ops.prims.convert_element_type.default
 LEAST_RUN = 16  # elements next to each other: with fewer, a sector has elements of several runs
 
 
@@ -61,7 +62,10 @@ def turned_seed(node: Node) -> TileSeed | None:
         return None
     early = needed_for(ends, since=position(full[0]))
     results = [n for n in stored_beside(full, orders, analysis) if n is not node and n not in early]
-    return TileSeed(analysis, Space(()), (), (), root=full[0], results=(node, *results))
+    # What belongs to a row or a column is computed once, not in each tile; a cast costs less than a launch.
+    small = {n for n in (*loops, *above(results)) if is_pointwise(n) and not analysis.is_full(n)}
+    without = frozenset(n for n in small if n.target is not CAST and product(shape_of(n) or ()) != 1)
+    return TileSeed(analysis, Space(()), (), (), root=full[0], results=(node, *results), without=without)
 
 
 def stored_beside(full: Sequence[Node], orders: Orders, analysis: SpaceAnalysis) -> Iterator[Node]:

@@ -3,8 +3,8 @@
 The largest of all elements is the largest of each column's largest: the first step is a reduction over the
 rows, as a pair's outer one, and may be computed where a region has the tensor at hand. The sum of all is that
 of each row's sum, beside a sum of each column, or else that of each column's sum: the first step makes a pair
-or joins a pointwise loop. Sums over several sets of dims begin with one over those that all are over. Every
-other element of a tensor
+or joins a pointwise loop. Sums over several sets of dims begin with one over those that all are over. The
+extremum of a long row is that of its blocks' extrema: a pair has the blocks. Every other element of a tensor
 is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
 A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows. What is
 computed of an expanded tensor and permuted is computed of that tensor, permuted and expanded. A norm over
@@ -79,6 +79,10 @@ _OF_ROWS = {
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)
 MANY = 32  # elements of a sum, of which a result in fp32 is a few percent
 COLUMNS, MOST_COLUMNS = 256, 8192  # lanes of a tile; sums that are added up in one more kernel of Inductor's
+BLOCKS = (1024, 512)  # columns of a block of a long row
+# Elements of a row, in all tensors that its extremum is computed of, at most: with more, rows are in blocks
+# (docs/lab/tuning.md, "Casts").
+LONG_ROW = 32768
 _BYTES = (torch.uint8, torch.int8)
 _ALONG = (  # reductions that may keep their dims
     aten.sum.dim_IntList,
@@ -131,6 +135,8 @@ class Spelling:
                 self.spell(_by_pairs, [node], *piece)
             elif (other := found.get(node)) and _joins(node, other[0], roots, others):
                 self.spell(_unpermuted, [node], *other)
+            elif (block := _block(node, others)) is not None:
+                self.spell(_by_blocks, [node], block)
             elif (expanded := _expanded(node)) is not None:
                 self.spell(_permuted_first, [node], *expanded)
             elif (read := pieces_read(node)) is not None:
@@ -398,8 +404,7 @@ def _across(nodes: Sequence[Node]) -> Iterator[tuple[list[int], list[Node]]]:
     """Norms over dims in the middle, such as over the channels of images: an order of dims in which these are
     the last ones, and what computes with tensors of such a shape, in graph order. Only where elements are
     computed with sums over these dims, sums over all others are of the same tensors, and most tensors lie so
-    in memory. H200, 64 x 96 x 56 x 56, contiguous: 97 us by Inductor, 79 so, but 82, 93 of `normalize`;
-    channels-last 103, 49."""
+    in memory, or there are several sums (docs/lab/written.md)."""
     some = {n: what for n in nodes if n.target in _ALONG and (what := reduced(n)) and _is_long(what)}
     taken = set[Node]()
     for node, what in some.items():
@@ -420,7 +425,9 @@ def _across(nodes: Sequence[Node]) -> Iterator[tuple[list[int], list[Node]]]:
         again = any(n not in wanted and n in members for n in descendants(node.users, is_loop))
         full = [fake(n) for n in read - members if shape_of(n) == what.shape]
         so = [val for val in full if val is not None and val.stride(dims[-1]) == 1]
-        if again and 2 * len(so) > len(full) and any(alike.get(n) == others for n in members):
+        over_each = [alike.get(n) for n in members]
+        worthwhile = 2 * len(so) > len(full) or over_each.count(dims) > 1
+        if again and worthwhile and others in over_each:
             taken |= members
             yield [*others, *dims], by_position(members)
 
@@ -865,6 +872,33 @@ def _unpermuted_dims(node: Node, root: Node) -> tuple[Node, set[int]]:
     value = operands(root if is_permutation(root) else stated_by(node))[0]
     order: Any = root.args[1] if is_permutation(root) else range(len(shape_of(value) or ()))
     return value, {order[d] % len(order) - len(order) for d in reduced_dims(node)}
+
+
+def _block(node: Node, others: Sequence[tuple[Node, set[int]]]) -> int | None:
+    """The columns of a block of long rows, for an extremum along them beside a reduction of the same tensors
+    over rows, if rows wait for no other reduction. None for any other node."""
+    shape = shape_of(operands(node)[0]) if node.target in (aten.amax.default, aten.amin.default) else None
+    if not shape or reduced_dims(node) != (len(shape) - 1,) or not isinstance(shape[-1], int):
+        return None
+    above = _above(operands(node)[0])
+    sharing = [(_above(value), dims) for value, dims in others]
+    sharing = [(found, dims) for found, dims in sharing if not above.isdisjoint(found)]
+    read = {n for found, _ in sharing for n in found if not (is_pointwise(n) or is_view(n))}
+    if shape[-1] * len(read) <= LONG_ROW or all(-1 in dims for _, dims in sharing):
+        return None
+    before = closure(operands(node), lambda n: operands(n) if _is_traced(n) else ())
+    around = itertools.chain(before, descendants(node.users, _is_traced))
+    alone = all(what.shape != shape for n in around if (what := reduced(n)) is not None)
+    return next((n for n in BLOCKS if shape[-1] % n == 0), None) if alone else None
+
+
+def _by_blocks(one: _Spelled, block: int) -> None:
+    """Put the extrema of a row's blocks before a node."""
+    ((target, (value, *args), kwargs, _),) = one.before
+    *rows, cols = shape_of(value)  # type: ignore[misc,arg-type]
+    one.joins = False
+    value = one.add(aten.reshape.default, value, [*rows, cols // block, block])
+    one.respell(target, one.add(target, value, [-1]), *args, **kwargs)
 
 
 def _above(value: Node) -> set[Node]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32
-from running import ON, compiled, wide
+from running import ON, compiled, run_fused, wide
 from support import quantised
 from support.quantised import F8, different
 
@@ -205,6 +205,20 @@ def test_scales_of_whole_rows_and_columns() -> None:
     assert isinstance(first, RegionRecord) and first.strategy == PERSISTENT.name
     assert sorted(map(str, written(first))) == sorted(map(str, [f32, f32, F8]))
     assert isinstance(second, RegionRecord) and second.strategy == TILE.name and written(second) == [F8]
+
+
+def test_scales_of_long_rows_and_of_columns() -> None:
+    """Rows are in blocks. Then one kernel has both casts of both gradients, with scales from others."""
+    args = quantised.inputs(quantised.RECIPES["swiglu_backward_rowwise"], 160, 14336, "cpu")
+    with collect() as records:
+        ours = run_fused(lambda *x: quantised.swiglu_backward_rowwise(*x), tuple(args))
+    first, *others = [r for r in records if isinstance(r, RegionRecord)]
+    assert str(first.space) == "row 160 x batch 14 x column 1024" and first.strategy == PERSISTENT.name
+    assert [(one.strategy, written(one)) for one in others] == [(TILE.name, [F8] * 4)]
+    scales = [b for b in others[0].loops.buffers if 1 in b.shape]
+    assert [b.dtype for b in scales] == [f32] * 4
+    for mine, eager in zip(ours, quantised.swiglu_backward_rowwise(*args), strict=True):
+        assert different(mine, eager) <= 0.02 * eager.numel()
 
 
 def test_a_cast_of_exponents_gives_a_reason() -> None:

@@ -69,6 +69,7 @@ TURNED: dict[str, tuple[Function, tuple[Any, ...]]] = {
     ),
     "for a product": (for_a_product, (X, COLUMNS, ((64, 256), F8), ((), f32))),
     "scales of columns": (lambda x: quantised.whole(x, 0)[0].t().contiguous(), (X,)),
+    "scales in half precision": (lambda x, s: cast(x, s.float()).t().contiguous(), (X, ((1, 512), bf16))),
     "a scale of all": (lambda x: cast(x, 448 / x.abs().amax().float()).t().contiguous(), (X,)),
     "columns, seen as rows": (lambda x: quantised.whole(x.t(), -1)[0].contiguous(), (X,)),
     "beside rows": (with_rows, (X, COLUMNS)),
@@ -111,9 +112,10 @@ seen as it was. 256x512: - | -, arg0_1 arg1_1 -> clone
 both orders. 256x512: - | -, arg0_1 arg1_1 arg2_1 arg3_1 -> mul convert_element_type_1 gt exp clone
 beside more tensors. 256x512: - | -, arg0_1 arg2_1 -> clone
 for a product. 256x512: - | -, arg0_1 arg1_1 -> clone
-scales of columns. 256x512: - | -, amax arg0_1 -> clone
+scales of columns. 256x512: - | -, arg0_1 exp2 -> clone
+scales in half precision. 256x512: - | -, arg1_1 arg0_1 -> clone
 a scale of all. 256x512: - | -, amax arg0_1 -> clone
-columns, seen as rows. 256x512: - | -, arg0_1 amax -> clone
+columns, seen as rows. 256x512: - | -, arg0_1 exp2 -> clone
 beside rows. 256x512: - | -, arg0_1 arg1_1 -> clone
 around a product. 256x512: - | -, arg0_1 slice_1 -> clone""",
         )

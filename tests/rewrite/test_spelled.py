@@ -275,6 +275,42 @@ def test_what_a_taken_one_read_is_erased() -> None:
     assert torch.equal(run(graph, x)[1], x.abs().amax(0))
 
 
+def of_rows_and_columns(x: Any, y: Any, z: Any) -> Any:
+    product = (x * y + z).abs()
+    return product.amax(-1, keepdim=True), product.amin(-1), product.amax(0)
+
+
+def test_the_extremum_of_a_long_row_is_one_of_blocks() -> None:
+    graph = traced(of_rows_and_columns, *[((8, 14336), f32)] * 3)
+    inputs = [torch.randn(8, 14336) for _ in range(3)]
+    inputs[1][3, 5] = float("nan")
+    before, nodes = snapshot(graph), set(graph.nodes)
+    with spelled_as_reductions(graph):
+        firsts = [n for n in graph.nodes if n not in nodes and reduced(n) is not None]
+        assert [tuple(n.meta["val"].shape) for n in firsts] == [(8, 14)] * 2
+        for mine, eager in zip(run(graph, *inputs), of_rows_and_columns(*inputs), strict=True):
+            torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True)
+    assert snapshot(graph) == before
+
+
+@pytest.mark.parametrize(
+    ("function", "cols"),
+    [
+        (of_rows_and_columns, 8192),  # a program holds it
+        (of_rows_and_columns, 14343),
+        (lambda x, y, z: ((x * y + z).abs().amax(-1), x.new_ones(3)), 14336),  # no columns
+        (lambda x, y, z: ((x * y + z).exp().sum(-1), x.amax(0)), 14336),
+        (lambda x, y, z: ((t := x * y * z.sum(-1, keepdim=True)).amax(-1), t.amax(0), z.amax(0)), 14336),
+        (lambda x, y, z: (((t := x * y + z) - t.amax(-1, keepdim=True)).exp().sum(-1), t.amax(0)), 14336),
+    ],
+)
+def test_other_rows_are_whole(function: Any, cols: int) -> None:
+    graph = traced(lambda *x: function(*x), *[((8, cols), f32)] * 3)
+    before = snapshot(graph)
+    with spelled_as_reductions(graph):
+        assert snapshot(graph) == before
+
+
 def test_rows_of_a_transposed_tensor_alone_are_left() -> None:
     graph = traced(lambda x: (x.t().abs().amax(-1), x.t().exp().sum(-1)), WIDE)
     before = snapshot(graph)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 F8 = torch.float8_e4m3fn
@@ -233,6 +234,24 @@ def norm_backward(x: Tensor, dy: Tensor, w: Tensor, rstd: Tensor) -> tuple[Tenso
     return *mx_both(dx), (dy.float() * normed).sum(0).to(w.dtype)
 
 
+def swiglu_gradients(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    sigmoid = torch.sigmoid(gate.float())
+    silu = gate.float() * sigmoid
+    d_up = (dy.float() * silu).to(gate.dtype)
+    return (dy.float() * up.float() * (sigmoid + silu * (1 - sigmoid))).to(gate.dtype), d_up
+
+
+def swiglu_rowwise(gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
+    """A SwiGLU and its cast, by one scale for each row and each column."""
+    return rowwise_both((F.silu(gate.float()) * up.float()).to(gate.dtype))
+
+
+def swiglu_backward_rowwise(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+    """A SwiGLU's gradients and their casts, by one scale for each row and each column."""
+    d_gate, d_up = swiglu_gradients(gate, up, dy)
+    return *rowwise_both(d_gate), *rowwise_both(d_up)
+
+
 def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
     """The gradient behind a GELU (tanh), its sum for the bias, and MXFP8 both ways."""
     dx = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
@@ -241,10 +260,7 @@ def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
 
 def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
     """The gradients of both operands of a SwiGLU, as one tensor for one matrix product, both ways."""
-    sigmoid = torch.sigmoid(gate.float())
-    silu = gate.float() * sigmoid
-    d_up = (dy.float() * silu).to(gate.dtype)
-    d_gate = (dy.float() * up.float() * (sigmoid + silu * (1 - sigmoid))).to(gate.dtype)
+    d_gate, d_up = swiglu_gradients(gate, up, dy)
     return *mx_both(d_gate), *mx_both(d_up)
 
 
@@ -266,7 +282,8 @@ Shape = tuple[int, ...]
 class Recipe:
     """A row of the table: `like` gives the shapes and dtypes of its tensors. `bar`: percent of the limit on
     an H200. `exact`: all results are to be eager's, bit by bit; else some round at other places. `tiled`:
-    whether some of it ends within a tile; else it is Inductor's."""
+    whether some of it ends within a tile; else it is Inductor's. `wider`: how many times as many columns as
+    others it has where graphs are replayed."""
 
     title: str
     function: Callable[..., tuple[Tensor, ...]]
@@ -274,6 +291,7 @@ class Recipe:
     bar: int | None = None
     exact: bool = True
     tiled: bool = True
+    wider: int = 1
 
 
 def tensors(count: int, factor: bool = False) -> Callable[[int, int], list[tuple[Shape, torch.dtype]]]:
@@ -315,6 +333,12 @@ RECIPES = {
         gelu_delayed,
         tensors(2, factor=True),
         exact=False,
+    ),
+    "swiglu_rowwise": Recipe(
+        "SwiGLU, rowwise both ways, transposed", swiglu_rowwise, tensors(2), exact=False, wider=4
+    ),
+    "swiglu_backward_rowwise": Recipe(
+        "dSwiGLU, rowwise both ways, transposed", swiglu_backward_rowwise, tensors(3), exact=False, wider=4
     ),
 }
 
