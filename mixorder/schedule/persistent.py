@@ -43,8 +43,6 @@ MIN_TILES, FEW_TILES_SHARE = 8, 0.5
 MIN_WARPS_PER_SM = 8
 # At most. With many, a row spans few warps, and its reductions need few barriers.
 ELEMENTS_PER_THREAD = 32
-# Of an element, from which a thread has half as many: Triton computes each with all elements before the next.
-MANY_INSTRUCTIONS = 50
 LEAST_STAGES = 3  # row tiles in use or in flight
 LEAST_CHUNK = 512  # columns
 
@@ -280,8 +278,7 @@ def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> tuple[Tile, int
 
 def _elements_per_thread(facts: RowFacts, elements: int) -> int:
     """The most that a thread's registers allow; 4 at least."""
-    many = facts.levels and facts.instructions >= MANY_INSTRUCTIONS
-    count = ELEMENTS_PER_THREAD // 2 if many else ELEMENTS_PER_THREAD
+    count = ELEMENTS_PER_THREAD
     while count > 4 and spilled(facts, count, 1):
         count //= 2
     return min(count, elements)
