@@ -81,7 +81,7 @@ MANY = 32  # elements of a sum, of which a result in fp32 is a few percent
 COLUMNS, MOST_COLUMNS = 256, 8192  # lanes of a tile; sums that are added up in one more kernel of Inductor's
 BLOCKS = (1024, 512)  # columns of a block of a long row
 # Elements of a row, in all tensors that its extremum is computed of, at most: with more, rows are in blocks
-# (docs/lab/tuning.md, "Casts").
+# (docs/lab/tuning.md, "Casts by blocks").
 LONG_ROW = 32768
 _BYTES = (torch.uint8, torch.int8)
 _ALONG = (  # reductions that may keep their dims
