@@ -26,8 +26,7 @@ def inductor_as_it_was() -> Iterator[None]:
 
 @pytest.mark.parametrize(("recipe", "pairs"), [("rowwise", 6), ("tensorwise", 0), ("rowwise_with_gw_hp", 0)])
 def test_pairs_of_scales_in_a_block(recipe: str, pairs: int) -> None:
-    """Each of seven products takes a gradient that is scaled along rows and columns; two would share a
-    region that does not fit in registers."""
+    """Each of seven products takes a gradient that is scaled along rows and columns; two share a region."""
     model, inputs = families.build(f"torchao/{recipe}@2x1024x1024x1")
     report = mixorder.explain(model.bfloat16(), dynamic=False)(**inputs)
     assert len([r for r in report.regions if {one.op for one in r.inner} == {"amax"}]) == pairs
