@@ -34,11 +34,10 @@ from ..errors import Decline, DeclineReason
 from ..inductor.graphs import TWO_MASKS, triton_kernel_wrapper_functional
 from ..inductor.tensors import empty
 from ..ir.program import PACKED
-from ..ir.reductions import AMAX, SUM
+from ..ir.reductions import SUM
 from ..region.axes import is_outer_like
 from ..region.layouts import follow, followers, has_stated_order, is_read_as_stated, lie_alike
 from ..region.nodes import (
-    EXTREMA,
     REDUCTIONS,
     Reduced,
     argument,
@@ -76,6 +75,7 @@ _OF_ROWS = {
     aten.amin.default: aten.amin.default,
     aten.min.default: aten.amin.default,
 }
+_EXTREMA = _OF_ROWS | {aten.max.dim: aten.amax.default, aten.min.dim: aten.amin.default}
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)
 MANY = 32  # elements of a sum, of which a result in fp32 is a few percent
 COLUMNS, MOST_COLUMNS = 256, 8192  # lanes of a tile; sums that are added up in one more kernel of Inductor's
@@ -135,7 +135,7 @@ class Spelling:
                 self.spell(_by_pairs, [node], *piece)
             elif (other := found.get(node)) and _joins(node, other[0], roots, others):
                 self.spell(_unpermuted, [node], *other)
-            elif (block := _block(node, others)) is not None:
+            elif (block := _block(node, others, above)) is not None:
                 self.spell(_by_blocks, [node], block)
             elif (expanded := _expanded(node)) is not None:
                 self.spell(_permuted_first, [node], *expanded)
@@ -874,31 +874,39 @@ def _unpermuted_dims(node: Node, root: Node) -> tuple[Node, set[int]]:
     return value, {order[d] % len(order) - len(order) for d in reduced_dims(node)}
 
 
-def _block(node: Node, others: Sequence[tuple[Node, set[int]]]) -> int | None:
+def _block(
+    node: Node, others: Sequence[tuple[Node, set[int]]], above: Callable[[Node], set[Node]]
+) -> int | None:
     """The columns of a block of long rows, for an extremum along them beside a reduction of the same tensors
     over rows, if rows wait for no other reduction. None for any other node."""
-    shape = shape_of(operands(node)[0]) if node.target in (aten.amax.default, aten.amin.default) else None
-    if not shape or reduced_dims(node) != (len(shape) - 1,) or not isinstance(shape[-1], int):
+    if stated_by(node).target not in _EXTREMA or (what := reduced(node)) is None:
         return None
-    above = _above(operands(node)[0])
-    sharing = [(_above(value), dims) for value, dims in others]
-    sharing = [(found, dims) for found, dims in sharing if not above.isdisjoint(found)]
-    read = {n for found, _ in sharing for n in found if not (is_pointwise(n) or is_view(n))}
-    if shape[-1] * len(read) <= LONG_ROW or all(-1 in dims for _, dims in sharing):
+    value, along = _unpermuted_dims(node, node)
+    if along != {-1} or not isinstance(cols := what.shape[-1], int):
         return None
-    before = closure(operands(node), lambda n: operands(n) if _is_traced(n) else ())
+    block = next((n for n in BLOCKS if cols % n == 0), None)
+    if block is None:
+        return None
+    found = [(above(other), dims) for other, dims in others]
+    sharing = [(tensors, dims) for tensors, dims in found if not tensors.isdisjoint(above(value))]
+    read = {n for tensors, _ in sharing for n in tensors if not (is_pointwise(n) or is_view(n))}
+    if cols * len(read) <= LONG_ROW or all(-1 in dims for _, dims in sharing):
+        return None
+    before = closure([value], lambda n: operands(n) if _is_traced(n) else ())
     around = itertools.chain(before, descendants(node.users, _is_traced))
-    alone = all(what.shape != shape for n in around if (what := reduced(n)) is not None)
-    return next((n for n in BLOCKS if shape[-1] % n == 0), None) if alone else None
+    alone = all(other.shape != what.shape for n in around if (other := reduced(n)) is not None)
+    return block if alone else None
 
 
 def _by_blocks(one: _Spelled, block: int) -> None:
     """Put the extrema of a row's blocks before a node."""
-    ((target, (value, *args), kwargs, _),) = one.before
-    *rows, cols = shape_of(value)  # type: ignore[misc,arg-type]
+    stated = stated_by(one.node)
+    target = _EXTREMA[stated.target]
+    value = operands(stated)[0]
+    *rows, cols = shape_of(value)  # type: ignore[misc]
     one.joins = False
     value = one.add(aten.reshape.default, value, [*rows, cols // block, block])
-    one.respell(target, one.add(target, value, [-1]), *args, **kwargs)
+    one.respell(target, one.add(target, value, [-1]), [-1], keeps_dims(one.node))
 
 
 def _above(value: Node) -> set[Node]:
@@ -958,9 +966,8 @@ def _unpermuted(one: _Spelled, permuted: Node, between: Sequence[Node]) -> None:
     gone, kept = [order[d] for d in reduced_dims(one.node)], keeps_dims(one.node)
     left = [d for d in order if kept or d not in gone]
     stated, dims = stated_by(one.node), sorted(gone)
-    if stated.target in EXTREMA:
-        target = aten.amax.default if EXTREMA[stated.target] is AMAX else aten.amin.default
-        value = one.add(target, value, dims, kept)
+    if stated.target in _EXTREMA:
+        value = one.add(_EXTREMA[stated.target], value, dims, kept)
     else:
         args = dims[0] if isinstance(argument(stated, 1, "dim"), int) else dims, *stated.args[2:]
         value = one.add(stated.target, value, *args, **stated.kwargs)

@@ -277,7 +277,7 @@ def test_what_a_taken_one_read_is_erased() -> None:
 
 def of_rows_and_columns(x: Any, y: Any, z: Any) -> Any:
     product = (x * y + z).abs()
-    return product.amax(-1, keepdim=True), product.amin(-1), product.amax(0)
+    return product.max(-1, keepdim=True).values, product.amin(-1), product.max(0).values
 
 
 def test_the_extremum_of_a_long_row_is_one_of_blocks() -> None:
