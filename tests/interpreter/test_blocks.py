@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
+import os
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 from running import ON, Tensors, check, compiled
-from support.blocks import Block, in_any_order
+from support.blocks import BLOCKS, Block, in_any_order
 
 from mixorder.report import RegionRecord, collect
 
 pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("name", ["segformer", "swin"])  # `support/blocks.py` has more
+NAMES = os.environ.get("MIXORDER_BLOCKS", "segformer,swin")  # one comma-separated list; "all" takes minutes
+
+
+@pytest.mark.parametrize("name", BLOCKS if NAMES == "all" else NAMES.split(","))
 def test_maps_of_features_in_any_order(name: str) -> None:
     block, draw = Block(name), Random(0)
     x = in_any_order(draw, torch.randn(block.shape))
@@ -31,7 +35,7 @@ def test_maps_of_features_in_any_order(name: str) -> None:
 
     with collect() as records:
         ours = gradients(compiled(ON)(block), block, torch.float32)
-    assert sum(isinstance(r, RegionRecord) for r in records) >= 8
+    assert sum(isinstance(r, RegionRecord) for r in records) >= (8 if name in ("segformer", "swin") else 1)
     exact = gradients(wide := copy.deepcopy(block).double(), wide, torch.float64)
     # The gradient of a key's bias is zero, and its error is that of what cancels.
     scale = 1e-2 * max(float(t.norm()) for t in exact)
