@@ -26,6 +26,7 @@ from .nodes import (
     shows,
 )
 from .sizes import Size, product
+from .walk import ancestors, by_position
 
 aten = torch.ops.aten
 
@@ -43,6 +44,7 @@ class Orders(dict[Node, Order]):
         super().__init__()
         self.root = root
         self.shape_of = shape_of
+        self.asked: set[Node] = set()  # what was searched
         shape, size = shape_of(root) or (), self.size_of(root)
         order = divided((Factor(1, size),), shape)
         if order is not None:
@@ -89,7 +91,7 @@ class Orders(dict[Node, Order]):
         """The order in which a result reads a node that gives one element several places: another operand of
         the result tells them apart."""
         chain = [node]
-        while len(chain) == 1 or not self.find(chain[-1]):
+        while len(chain) == 1 or not self.search(chain[-1]):
             users = filter(is_loop, chain[-1].users)
             if (user := next(users, None)) is None:
                 return None
@@ -120,6 +122,18 @@ class Orders(dict[Node, Order]):
         """Find a node's order from its operands. Returns whether it has one."""
         if node not in self and (order := self.result(node)) is not None:
             self[node] = order
+        return node in self
+
+    def search(self, node: Node) -> bool:
+        """Find a node's order from its operands, and theirs from their own. Returns whether it has one."""
+
+        def is_new(node: Node) -> bool:
+            return node not in self and node not in self.asked and is_loop(node)
+
+        unknown = by_position(ancestors(operands(node), is_new))
+        self.asked.update(unknown)
+        for one in (*unknown, node):
+            self.find(one)
         return node in self
 
     def spread(self, nodes: Sequence[Node]) -> None:

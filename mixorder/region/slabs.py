@@ -115,6 +115,7 @@ def slab_seed(node: Node, further: Collection[Size], paired: Collection[Node] = 
     if _is_statistic(node) and not any(_is_across_memory(node, orders, n) for n in sources if n in orders):
         return None
     sweep({user for n in sources if n in orders for user in n.users}, is_below)
+    found = by_position({*found, *_of_what_is_read(found, orders)})
     behind = dependents(found, below)
     first = [n for n in found if behind.isdisjoint(operands(n))]
     if node not in first:
@@ -129,6 +130,14 @@ def slab_seed(node: Node, further: Collection[Size], paired: Collection[Node] = 
     if not again and (node in paired or _is_left(node, orders.reduced(node), sources[0], bool(small))):
         return None
     return SlabSeed(SpaceAnalysis(size), Space(()), (), tuple(by_position(first)), root=sources[0])
+
+
+def _of_what_is_read(sums: Sequence[Node], orders: Orders) -> list[Node]:
+    """Sums over the same axes of tensors that other sums are computed from: one reading is enough for all."""
+    computed, run = above(sums), orders.reduced(sums[0])
+    orders.spread(by_position({*sums, *filter(is_loop, computed)}))
+    others = {user for n in computed if n in orders for user in n.users}.difference(sums)
+    return [n for n in others if may_be_over_slab(n) and orders.find(n) and orders.reduced(n) == run]
 
 
 def _is_statistic(node: Node) -> bool:
@@ -228,7 +237,7 @@ class SlabGrowth(Growth):
         """The factors that the slabs' sums reduce. The first one may be of a stored tensor that the others
         are not computed from: its order is looked for."""
         first = by_position(self.wanted)[0]
-        if not self.order(first):
+        if not self.orders.search(first):
             raise Decline(DeclineReason.AXIS_CLASS, "the sums are of tensors in different orders", first.name)
         return self.orders.reduced(first)
 
@@ -237,7 +246,12 @@ class SlabGrowth(Growth):
         bias in front of the norm. All of these are over the same. A variance is none: it needs the mean's
         total."""
         full = may_be_over_slab(node) and not _is_statistic(node) and self.analysis.is_full(operands(node)[0])
-        if not full or node in self.wanted or not self.order(node) or operands(node)[0] not in self.orders:
+        if (
+            not full
+            or node in self.wanted
+            or not self.orders.search(node)
+            or operands(node)[0] not in self.orders
+        ):
             return False
         own = self.orders.reduced(node)
         others = {self.orders.reduced(n) for n in self.columns if reduced(n) is not None}

@@ -39,7 +39,7 @@ from .orders import Orders, is_loop
 from .region import Region, Seed
 from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
-from .walk import ancestors, by_position, closure, dependents, inside, needed_for, position, sweep
+from .walk import by_position, closure, dependents, inside, needed_for, position, sweep
 
 Shapes: TypeAlias = Callable[[Node], tuple[Size, ...] | None]
 LEAST, MOST = 16, 128  # elements of a block along one axis
@@ -202,7 +202,6 @@ class Growth:
         self.early = self.reads | needed_for(self.reads, since=min(map(position, first)))
         self.above -= {n for n in self.early if not self.analysis.recomputed(n) or self.is_stored(n)}
         self.orders.spread(by_position(self.above | self.wanted))
-        self.asked: set[Node] = set()  # nodes whose order was looked for
         self.members: dict[Node, bool] = {}
         self.tainted: set[Node] = set()
         self.pending: set[Node] = set()
@@ -320,7 +319,7 @@ class Growth:
 
     def spans_rows(self, node: Node) -> bool:
         """Whether a node is a reduction over all rows, which leaves an element for each column."""
-        if reduction_kind(node) is None or is_relative(node) or not self.order(node):
+        if reduction_kind(node) is None or is_relative(node) or not self.orders.search(node):
             return False
         return not ends_in_tile(node, self.orders) and self.orders.over(node) is AxisClass.ROW
 
@@ -334,7 +333,7 @@ class Growth:
         if node in self.seed.without or any(a in self.tainted for a in args):
             return False
         taken = is_permutation(node) or self.analysis.takes(node, (unviewed(a, is_permutation) for a in args))
-        return taken and self.order(node) and self.orders.agrees(node)
+        return taken and self.orders.search(node) and self.orders.agrees(node)
 
     def is_result(self, node: Node) -> bool:
         """Whether a node is a member that nodes outside read from the region."""
@@ -355,18 +354,6 @@ class Growth:
     def is_read_anyway(self, node: Node) -> bool:
         """Whether the region reads anyway what a node is made of, and only members need the node."""
         return all(n in self.members for n in node.users) and self.reads >= self.sources(node)
-
-    def order(self, node: Node) -> bool:
-        """Find a node's order from its operands, and theirs from their own. Returns whether it has one."""
-
-        def is_new(node: Node) -> bool:
-            return node not in self.orders and node not in self.asked and is_loop(node)
-
-        unknown = set(ancestors(operands(node), is_new))
-        self.asked |= unknown
-        for one in (*by_position(unknown), node):
-            self.orders.find(one)
-        return node in self.orders
 
     def stays(self, node: Node) -> bool:
         """Whether users outside compute a member again: it is cheap, and needs no result of the region, or

@@ -35,7 +35,6 @@ from ..inductor.graphs import TWO_MASKS, triton_kernel_wrapper_functional
 from ..inductor.tensors import empty
 from ..ir.program import PACKED
 from ..ir.reductions import SUM
-from ..region.axes import is_outer_like
 from ..region.layouts import follow, followers, has_stated_order, is_read_as_stated, lie_alike
 from ..region.nodes import (
     REDUCTIONS,
@@ -49,7 +48,6 @@ from ..region.nodes import (
     is_view,
     keeps_dims,
     operands,
-    readers,
     reduced,
     reduced_dims,
     shape_of,
@@ -58,13 +56,15 @@ from ..region.nodes import (
     unviewed,
 )
 from ..region.orders import is_loop
-from ..region.sizes import Size, product
-from ..region.slabs import SHORT, reduced_further
+from ..region.sizes import product
+from ..region.slabs import SHORT
 from ..region.space_analysis import takes_operands
 from ..region.tile import is_within_tile
-from ..region.walk import by_position, closure, descendants, needed_for, position
+from ..region.walk import by_position, closure, descendants, position
+from .added_first import First, added_first, is_traced
 from .apart import ADDED, Apart, Range, apart, is_elementwise, is_recomputed, permuted, range_of, reshaped
 from .graph_writer import is_launched
+from .linear import chained, is_same_along
 from .pieces import Piece, Pieces, between, joined_of, pieces_of, pieces_read, shared_pieces
 from .sizes import Sizes
 
@@ -76,9 +76,6 @@ _OF_ROWS = {
     aten.min.default: aten.amin.default,
 }
 _EXTREMA = _OF_ROWS | {aten.max.dim: aten.amax.default, aten.min.dim: aten.amin.default}
-_SUMS = (aten.sum.default, aten.sum.dim_IntList)
-MANY = 32  # elements of a sum, of which a result in fp32 is a few percent
-COLUMNS, MOST_COLUMNS = 256, 8192  # lanes of a tile; sums that are added up in one more kernel of Inductor's
 BLOCKS = (1024, 512)  # columns of a block of a long row
 # Elements of a row, in all tensors that its extremum is computed of, at most: with more, rows are in blocks
 # (docs/lab/tuning.md, "Casts by blocks").
@@ -119,18 +116,23 @@ class Spelling:
         self.found += [group for group in groups if group.before]
         for node, whole in list(_of_row_values(self.graph)):
             self.spell(_by_columns_of_rows, [node], whole)
+        above = functools.cache(_above)  # of a deep network's residual stream, all layers
+        begun = added_first(nodes, above)
+        for node, needing in chained(nodes, begun).items():
+            self.spell(_by_terms, [node], needing)
+        if len(nodes) != len(now := [n for n in self.graph.nodes if n.op == "call_function"]):
+            nodes, above = now, functools.cache(_above)
+            begun = added_first(nodes, above)
         found = {n: root for n in nodes if (root := _reduced_root(n))}
         roots = {root for root, _ in found.values() if not is_permutation(root)}
         others = [_unpermuted_dims(n, root) for n, (root, _) in found.items()]
-        above = functools.cache(_above)  # of a deep network's residual stream, all layers
-        added_first = _added_first(nodes, above)
         for node in nodes:
             if node.meta.get(TWO_MASKS) and all(n.op == "call_function" for n in operands(node)):
                 self.spell(_by_value, [node])
             elif (kept := _columns(node)) is not None:
                 self.spell(_by_columns, [node], kept)
-            elif node in added_first:
-                self.spell(_add_first, [node], added_first[node])
+            elif node in begun:
+                self.spell(_add_first, [node], begun[node])
             elif (piece := _piece(node)) is not None:
                 self.spell(_by_pairs, [node], *piece)
             elif (other := found.get(node)) and _joins(node, other[0], roots, others):
@@ -659,107 +661,67 @@ def _by_columns(one: _Spelled, kept: int) -> None:
     one.respell(target, one.add(_OF_ROWS[target], source, dims, True), *args, **kwargs)  # type: ignore[index]
 
 
-def _added_first(nodes: Sequence[Node], above: Callable[[Node], set[Node]]) -> dict[Node, list[int]]:
-    """For each sum that begins with another one, the dims of that."""
-    known = {n: what for n in nodes if (what := reduced(n)) is not None}
-    some = {n: what for n, what in known.items() if len(what.dims) < len(what.shape)}
-    sums, further = {n: what for n, what in some.items() if n.target in _SUMS}, reduced_further(nodes)
-    reads = functools.cache(_read_for)
-    found = {n: dims for n, what in sums.items() if (dims := _of_slabs(n, what, sums, further, reads))}
-    sums |= {n: dataclasses.replace(sums[n], dims=tuple(dims)) for n, dims in found.items()}
-    for node, what in known.items():
-        if node.target in _SUMS and node not in some:
-            dims = _of_slabs(node, what, sums, further, reads) or _of_rows(node, what, some, above)
-            found |= {node: dims} if dims else {}
-    return found
-
-
-def _of_rows(
-    node: Node, what: Reduced, some: Mapping[Node, Reduced], above: Callable[[Node], set[Node]]
-) -> list[int]:
-    """The dims that are added up first by a node that adds up all elements. Those that another reduction of
-    the same tensors keeps, rather the last one of them; otherwise leading ones."""
-    every, own, found = range(len(what.shape)), above(operands(node)[0]), list[list[int]]()
-    for other, over in some.items():
-        kept = [d for d in every if d not in over.dims]
-        alike = over.shape == what.shape and product(tuple(what.shape[d] for d in kept)) != 1
-        if alike and not own.isdisjoint(above(operands(other)[0])):
-            found.insert(0 if every[-1] in kept else len(found), kept)
-    for count in reversed(every[1:] if not found else ()):
-        rows, cols = product(what.shape[:count]), product(what.shape[count:])
-        if rows == 1 or not isinstance(cols, int) or (found and cols > MOST_COLUMNS):
-            break
-        found = [list(range(count))] if cols > 1 else []
-        if cols >= COLUMNS:
-            break
-    return found[0] if found else []
-
-
-def _of_slabs(
-    node: Node,
-    what: Reduced,
-    sums: Mapping[Node, Reduced],
-    further: Collection[Size],
-    read_for: Callable[[Node], set[Node]],
-) -> list[int]:
-    """The dims that a sum and others of the same tensors are over, if these are fewer, and elements are
-    computed with the sum: that of a batch norm's channel, beside a gate's of each sample. Or there are many
-    elements to each result, as of a norm's parameters beside a table of positions. Of a sum of all elements,
-    those of others that elements are computed with, none of which is a row's of a pair, or that begin so."""
-    own, dims = set(what.dims), set(what.dims)
-    of_all, size, val = len(own) == len(what.shape), product(what.shape), fake(operands(node)[0])
-    alike = [read_for(n) for n, over in sums.items() if over == what]  # a norm's dw reads more than its db
-    reads = (mine := read_for(node)).union(*(read for read in alike if not read.isdisjoint(mine)))
-    for other, over in sums.items():
-        both = dims.intersection(over.dims) if over.shape == what.shape else set()
-        count, rest = (product(what.shape[d] for d in some) for some in (both, own - both))
-        is_outer, begins = is_outer_like(over), over != reduced(other)
-        if 1 in (count, rest) or (of_all and not (is_outer or begins) and size not in further):
-            continue
-        below, after = ({*descendants(n.users, _is_traced)} for n in (node, other))
-        has_elements, others_have = (
-            any(product(shape_of(n) or ()) == size for n in s) for s in (below, after)
-        )
-        if of_all:
-            worthwhile = others_have or begins
-        else:
-            many = is_outer and isinstance(count, int) and count >= MANY and not others_have
-            worthwhile = has_elements or many
-        first, last = by_position([node, other])
-        apart = first not in needed_for([last], position(first))
-        if apart and not of_all and val is not None and any(val.stride(d) == 1 for d in both):
-            continue  # a pair with a common axis
-        traced = apart or last in (below if first is node else after)
-        if worthwhile and traced and not reads.isdisjoint(read_for(other)):
-            dims = both
-    return sorted(dims) if dims != own else []
-
-
-def _is_traced(node: Node) -> bool:
-    return is_loop(node) or reduced(node) is not None
-
-
-def _read_for(node: Node) -> set[Node]:
-    """What a reduction's loop computes of as many elements as it reduces, and reads: what other operators
-    read is in memory."""
-
-    def above(one: Node) -> list[Node]:
-        stored = one not in own and not all(map(_is_traced, readers(one, is_view)))
-        return [] if stored or not is_loop(one) else operands(one)
-
-    own = operands(node)
-    size = product(shape_of(own[0]) or ())
-    return {n for n in closure(own, above) if product(shape_of(n) or ()) == size}
-
-
-def _add_first(one: _Spelled, dims: list[int]) -> None:
-    """Put the sum along dims before a node, which casts the sum of those; both in the accumulator's dtype."""
+def _add_first(one: _Spelled, first: First) -> None:
+    """Put the sum that a node begins with before it, which casts the sum of those; both in the accumulator's
+    dtype."""
     ((target, (source, *args), kwargs, val),) = one.before
-    dtype = SUM.accumulates_in(val.dtype)
-    sums = one.add(aten.sum.dim_IntList, source, dims, True, dtype=dtype)
+    dtype, shape = SUM.accumulates_in(val.dtype), shape_of(source)
+    if first.sum.shape != shape:
+        source = one.add(aten.reshape.default, source, [*first.sum.shape])
+    sums = one.add(aten.sum.dim_IntList, source, [*first.sum.dims], True, dtype=dtype)
+    if first.sum.shape != shape:
+        sums = one.add(aten.reshape.default, sums, [*first.left])
     total = one.add(target, sums, *args, **{**kwargs, "dtype": dtype})
     one.respell(prims.convert_element_type.default, total, val.dtype)
     one.joins = False
+
+
+def _by_terms(one: _Spelled, needing: Collection[Node]) -> None:
+    """Spell a sum as one of its terms' sums, of what needs no sum over the same dims."""
+    ((_, (value, dims, *_), _, val),) = one.before
+    rank = len(shape_of(value) or ())
+    total = _sum_of(one, value, needing, sorted(d % rank for d in dims), rank)
+    one.joins = False
+    total = one.add(aten.reshape.default, total, list(val.shape))
+    one.respell(prims.convert_element_type.default, total, val.dtype)
+
+
+def _sum_of(one: _Spelled, value: Node, needing: Collection[Node], dims: list[int], rank: int) -> Node:
+    """The sum of a value along dims, in the accumulator's dtype. Raises `_Differs` where a value that needs a
+    sum is not linear in what needs none."""
+    again = functools.partial(_sum_of, one, needing=needing, dims=dims, rank=rank)
+    shape, args, target = shape_of(value) or (), value.args, value.target
+    if len(shape) != rank or any(shape[d] == 1 for d in dims):
+        raise _Differs
+    if target is aten.neg.default:
+        return one.add(target, again(args[0]))
+    if target is aten.pow.Tensor_Scalar and args[1] == 1:
+        return again(args[0])
+    if target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
+        first, second = (n if isinstance(n, Node) else None for n in args)
+        if second is None or is_same_along(second, dims, rank):
+            return one.add(target, again(first), second and _same_along(one, second, dims, rank) or args[1])
+        if target is aten.mul.Tensor and first is not None and is_same_along(first, dims, rank):
+            return one.add(target, _same_along(one, first, dims, rank), again(second))
+    if value not in needing:
+        dtype = SUM.accumulates_in(value.meta["val"].dtype)
+        return one.add(aten.sum.dim_IntList, value, dims, True, dtype=dtype)
+    if target in (aten.add.Tensor, aten.sub.Tensor) and len(operands(value)) == 2 and not value.kwargs:
+        return one.add(target, *map(again, args))
+    if target is prims.convert_element_type.default and args[1] is torch.float32:
+        return again(args[0])
+    raise _Differs
+
+
+def _same_along(one: _Spelled, value: Node, dims: list[int], rank: int) -> Node:
+    """What a value is for all elements that differ in some dims only, which have one element each."""
+    if (val := fake(value)) is None:
+        return value
+    shape, padded = val.shape, [1] * (rank - val.ndim) + [*val.shape]
+    if all(padded[d] == 1 for d in dims):
+        return value if len(padded) == len(shape) else one.add(aten.reshape.default, value, padded)
+    args = torch.fx.map_arg(value.args, lambda n: _same_along(one, n, dims, rank))
+    return args[0] if value.target is aten.expand.default else one.add(value.target, *args, **value.kwargs)
 
 
 def _of_row_values(graph: Graph) -> Iterator[tuple[Node, tuple[Any, ...]]]:
@@ -892,8 +854,8 @@ def _block(
     read = {n for tensors, _ in sharing for n in tensors if not (is_pointwise(n) or is_view(n))}
     if cols * len(read) <= LONG_ROW or all(-1 in dims for _, dims in sharing):
         return None
-    before = closure([value], lambda n: operands(n) if _is_traced(n) else ())
-    around = itertools.chain(before, descendants(node.users, _is_traced))
+    before = closure([value], lambda n: operands(n) if is_traced(n) else ())
+    around = itertools.chain(before, descendants(node.users, is_traced))
     alone = all(other.shape != what.shape for n in around if (other := reduced(n)) is not None)
     return block if alone else None
 

@@ -99,6 +99,28 @@ class Responses(nn.Module):
         return x + torch.addcmul(self.bias, self.weight, x * relative)
 
 
+class ByHand(nn.Module):
+    """A norm of groups of channels, or with none one of each channel's, as people write it."""
+
+    def __init__(self, channels: int, groups: int, *, last: bool = False, squares: bool = False) -> None:
+        super().__init__()
+        shape = (channels,) if last else (channels, 1, 1)
+        self.weight, self.bias = (nn.Parameter(torch.zeros(shape)) for _ in range(2))
+        self.groups, self.last, self.squares = groups, last, squares
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen, over = x, (0, 2, 3)
+        if self.groups:
+            *_, c = x.shape
+            to = (-1, self.groups, c // self.groups) if self.last else (self.groups, -1)
+            seen, over = x.reshape(x.shape[0], *to), (1, 3) if self.last else (2,)
+        centred = seen - seen.mean(over, keepdim=True)
+        variance = centred.pow(2).mean(over, keepdim=True)
+        if not self.squares:
+            variance = seen.var(over, keepdim=True, unbiased=False)
+        return (centred * (variance + 1e-5).rsqrt()).reshape(x.shape) * self.weight + self.bias
+
+
 def drawn(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """With parameters of random numbers: ones and zeros would hide an error."""
 
@@ -126,8 +148,8 @@ def places(sizes: Sequence[int], last: bool) -> list[tuple[str, int]]:
     return [("row", size) for size in (sizes if last else (math.prod(sizes),))]
 
 
-def of_channels(last: bool = False) -> Callable[..., list[Fused]]:
-    return lambda n, c, *sizes: [(space(("row", n), ("column", c), *places(sizes, last)), 0, 2)]
+def of_channels(last: bool = False, sums: int = 2) -> Callable[..., list[Fused]]:
+    return lambda n, c, *sizes: [(space(("row", n), ("column", c), *places(sizes, last)), 0, sums)]
 
 
 def of_groups(
@@ -140,6 +162,12 @@ def of_groups(
         return [(space(*axes, *places(sizes, last)), 0, sums)]
 
     return fused
+
+
+def of_groups_at_last(n: int, h: int, w: int, c: int) -> list[Fused]:
+    """Regions: of the forward's moments and of the backward."""
+    first = ("column", n), ("row", h * w), ("column", c // 10)
+    return [(space(*first, ("row", 10)), 0, 2), (space(*first, ("column", 10)), 0, 6)]
 
 
 def gated(last: bool, *, before: bool, samples: bool = False) -> Case:
@@ -172,6 +200,7 @@ SEQUENCES = Shapes((64, 256, 3136), (7, 37, 783), (5, 8, 500))
 VOLUMES = Shapes((4, 32, 48, 64, 64), (3, 37, 11, 13, 9), (3, 13, 7, 9, 7))
 IMAGES = Shapes((8, 320, 64, 64), (3, 40, 37, 41), (3, 40, 11, 13))
 LONG = Shapes((2, 32, 96, 128, 128), (3, 5, 45, 47, 43), (2, 3, 37, 42, 43))
+ROWS = Shapes((8, 64, 64, 320), (3, 37, 41, 120), (3, 11, 13, 40))
 BLOCKS = Shapes((64, 56, 56, 512), (5, 27, 29, 120), (3, 12, 9, 40))
 
 RELU = drawn(lambda n, c, *_: nn.Sequential(nn.BatchNorm2d(c), nn.ReLU()))
@@ -220,6 +249,19 @@ OVER_SLABS = {
         drawn(lambda n, c, *_: nn.Sequential(nn.InstanceNorm3d(c, affine=True), nn.LeakyReLU())),
         LONG,
         of_groups(1, 4),
+    ),
+    "GroupNorm by hand": Case(drawn(lambda n, c, *_: ByHand(c, c // 10)), IMAGES, of_groups(10)),
+    "GroupNorm by hand, of squares": Case(
+        drawn(lambda n, c, *_: ByHand(c, c // 10, squares=True)), IMAGES, of_groups(10, 8)
+    ),
+    "GroupNorm by hand, channels at last": Case(
+        drawn(lambda n, h, w, c: ByHand(c, c // 10, last=True)), ROWS, of_groups_at_last
+    ),
+    "BatchNorm by hand, of squares": Case(
+        drawn(lambda n, c, *_: ByHand(c, 0, squares=True)),
+        CHANNELS,
+        of_channels(sums=5),
+        declined=("axis-class",),  # the forward's chain of moments
     ),
     "GRN of ConvNeXt-V2": Case(drawn(lambda *s: Responses(s[-1])), BLOCKS, responses),
 }

@@ -1,0 +1,189 @@
+"""Sums that begin with a sum over fewer elements, which a pair or another sum's loop has at hand.
+
+A sum of all elements is that of each row's sum, beside a sum of each column, or else that of each column's.
+Sums over several sets of axes begin with one over those that all are over: the gradients of a group norm's
+weight and of its input both begin with the sum of each channel of each sample. The tensors may be views of
+one another, as where a norm is written by hand.
+
+Reads the graph, never writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch.fx import Node
+
+from ..region.axes import Reduced, is_outer_like
+from ..region.factors import Factor, Order, divided
+from ..region.nodes import fake, is_permutation, is_view, operands, readers, reduced, shape_of
+from ..region.orders import is_loop
+from ..region.sizes import Size, product, ratio
+from ..region.slabs import reduced_further
+from ..region.walk import by_position, closure, descendants, needed_for, position
+
+_SUMS = (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList)
+MANY = 32  # elements of a sum, of which a result in fp32 is a few percent
+COLUMNS, MOST_COLUMNS = 256, 8192  # lanes of a tile; sums that are added up in one more kernel of Inductor's
+
+
+@dataclasses.dataclass(frozen=True)
+class First:
+    """The sum that another one begins with: for each dim of the operand, the sizes of what it is split into,
+    and whether the first sum is over each."""
+
+    dims: tuple[tuple[tuple[Size, bool], ...], ...]
+
+    @property
+    def sum(self) -> Reduced:
+        parts = [part for dim in self.dims for part in dim]
+        return Reduced(tuple(n for n, _ in parts), tuple(i for i, (_, own) in enumerate(parts) if own))
+
+    @property
+    def left(self) -> tuple[Size, ...]:
+        """The shape of the operand of the sum that follows."""
+        return tuple(product(n for n, own in dim if not own) for dim in self.dims)
+
+
+def added_first(nodes: Sequence[Node], above: Callable[[Node], set[Node]]) -> dict[Node, First]:
+    """For each sum that begins with another one, that."""
+    known = {n: what for n in nodes if (what := reduced(n)) is not None}
+    some = {n: what for n, what in known.items() if len(what.dims) < len(what.shape)}
+    sums, further = {n: what for n, what in some.items() if n.target in _SUMS}, reduced_further(nodes)
+    reads = functools.cache(_read_for)
+    found = {n: first for n, what in sums.items() if (first := _of_slabs(n, what, sums, further, reads))}
+    sums |= {n: first.sum for n, first in found.items()}
+    for node, what in known.items():
+        if node.target in _SUMS and node not in some:
+            first = _of_slabs(node, what, sums, further, reads) or _of_rows(node, what, some, above)
+            found |= {node: first} if first else {}
+    return found
+
+
+def is_traced(node: Node) -> bool:
+    return is_loop(node) or reduced(node) is not None
+
+
+def _of_rows(
+    node: Node, what: Reduced, some: Mapping[Node, Reduced], above: Callable[[Node], set[Node]]
+) -> First | None:
+    """What a node that adds up all elements begins with. It is over the dims that another reduction of the
+    same tensors keeps, rather the last one of them; otherwise over leading ones."""
+    every, own, found = range(len(what.shape)), above(operands(node)[0]), list[list[int]]()
+    for other, over in some.items():
+        kept = [d for d in every if d not in over.dims]
+        alike = over.shape == what.shape and product(tuple(what.shape[d] for d in kept)) != 1
+        if alike and not own.isdisjoint(above(operands(other)[0])):
+            found.insert(0 if every[-1] in kept else len(found), kept)
+    for count in reversed(every[1:] if not found else ()):
+        rows, cols = product(what.shape[:count]), product(what.shape[count:])
+        if rows == 1 or not isinstance(cols, int) or (found and cols > MOST_COLUMNS):
+            break
+        found = [list(range(count))] if cols > 1 else []
+        if cols >= COLUMNS:
+            break
+    return First(tuple(((n, d in found[0]),) for d, n in enumerate(what.shape))) if found else None
+
+
+def _of_slabs(
+    node: Node,
+    what: Reduced,
+    sums: Mapping[Node, Reduced],
+    further: Collection[Size],
+    read_for: Callable[[Node], set[Node]],
+) -> First | None:
+    """What a sum begins with that others of the same tensors are over too: that of a batch norm's channel,
+    beside a gate's of each sample. Elements are computed with the sum. Or there are many to each result, as
+    of a norm's parameters beside a table of positions. Of a sum of all elements, those of others that
+    elements are computed with, none of which is a row's of a pair, or that begin so."""
+    order, size, val = _order(what.shape), product(what.shape), fake(operands(node)[0])
+    if order is None or val is None:
+        return None
+    own = run = [factor for d in what.dims for factor in order[d]]
+    of_all = len(what.dims) == len(what.shape)
+    is_row = what.run is not None and [f.stride for f in what.run] == [1]
+    alike = [read_for(n) for n, over in sums.items() if over == what]  # a norm's dw reads more than its db
+    reads = (mine := read_for(node)).union(*(read for read in alike if not read.isdisjoint(mine)))
+    for other, over in sums.items():
+        seen = read_for(other)
+        if product(over.shape) != size or over.run is None or reads.isdisjoint(seen):
+            continue
+        of_views = over.shape != what.shape
+        if of_views and any(map(is_permutation, reads | seen)):
+            continue
+        both = [shared for factor in run for one in over.run if (shared := _shared(factor, one))]
+        count, all_own, all_over = (product(f.size for f in some) for some in (both, own, over.run))
+        is_outer, begins = is_outer_like(over), over != reduced(other)
+        if count in (1, all_own) or (of_all and not (is_outer or begins) and size not in further):
+            continue
+        below, after = ({*descendants(n.users, is_traced)} for n in (node, other))
+        has_elements, others_have = (
+            any(product(shape_of(n) or ()) == size for n in s) for s in (below, after)
+        )
+        if of_all:
+            worthwhile = others_have or begins
+        else:
+            many = is_outer and isinstance(count, int) and count >= MANY and not others_have
+            worthwhile = has_elements or (many and not of_views)
+        first, last = by_position([node, other])
+        apart = first not in needed_for([last], position(first))
+        contiguous = _is_contiguous(val, order, both)
+        if apart and not of_all and count == all_over and contiguous:
+            continue  # a pair with a common axis
+        if of_views and (count == all_over or (is_row and not contiguous)):
+            continue  # rows of rows
+        traced = apart or last in (below if first is node else after)
+        if worthwhile and traced:
+            run = both
+    return None if run == own else First(tuple(_split(n, order[d], run) for d, n in enumerate(what.shape)))
+
+
+def _order(shape: tuple[Size, ...]) -> Order | None:
+    return divided((Factor(1, product(shape)),), shape)
+
+
+def _shared(factor: Factor, other: Factor) -> Factor | None:
+    """The elements of a factor that another one has too; None if these are no factor."""
+    if other.covers(factor):
+        return factor
+    ends = factor.stride, factor.end, other.stride, other.end
+    if not all(isinstance(n, int) for n in ends):
+        return None
+    start, end = max(ends[::2]), min(ends[1::2])  # type: ignore[type-var]
+    size = ratio(end, start) if start < end else None  # type: ignore[operator]
+    part = None if size is None else Factor(start, size)
+    return part if part and factor.covers(part) and other.covers(part) else None
+
+
+def _split(size: Size, run: Sequence[Factor], common: Sequence[Factor]) -> tuple[tuple[Size, bool], ...]:
+    """The parts of a dim with a factor, or with none, and whether each is one of `common`."""
+    part = next((f for f in common if any(whole.covers(f) for whole in run)), None)
+    if part is None:
+        return ((size, False),)
+    (whole,) = run
+    above, below = ratio(whole.end, part.end), ratio(part.stride, whole.stride)
+    assert above is not None and below is not None
+    parts = (above, False), (part.size, True), (below, False)
+    return tuple((n, own) for n, own in parts if n != 1)
+
+
+def _is_contiguous(val: torch.Tensor, order: Order, run: Collection[Factor]) -> bool:
+    """Whether a step of one of some factors is one to the next element in memory."""
+    innermost = [dim[-1].stride for d, dim in enumerate(order) if dim and val.stride(d) == 1]
+    return any(f.stride in innermost for f in run)
+
+
+def _read_for(node: Node) -> set[Node]:
+    """What a reduction's loop computes of as many elements as it reduces, and reads: what other operators
+    read is in memory."""
+
+    def above(one: Node) -> list[Node]:
+        stored = one not in own and not all(map(is_traced, readers(one, is_view)))
+        return [] if stored or not is_loop(one) else operands(one)
+
+    own = operands(node)
+    size = product(shape_of(own[0]) or ())
+    return {n for n in closure(own, above) if product(shape_of(n) or ()) == size}
