@@ -32,6 +32,7 @@ from .nodes import (
     is_pointwise,
     is_relative_sum,
     is_variance,
+    is_view,
     operands,
     reduced,
     reduction_kind,
@@ -45,7 +46,7 @@ from .space_analysis import SpaceAnalysis
 from .spans import bytes_of
 from .tile import Growth, TileSeed, above, is_row_major
 from .turned import traced_shape
-from .walk import by_position, dependents, descendants, needed_for, position, sweep
+from .walk import by_position, closure, dependents, descendants, needed_for, position, sweep
 
 SHORT = 1024  # elements that Inductor holds while it reduces them and computes with each of them again
 SHORT_ROW = 2048  # of a row, which one kernel reads twice in less time
@@ -136,8 +137,9 @@ def _of_what_is_read(sums: Sequence[Node], orders: Orders) -> list[Node]:
     """Sums over the same axes of tensors that other sums are computed from: one reading is enough for all."""
     computed, run = above(sums), orders.reduced(sums[0])
     orders.spread(by_position({*sums, *filter(is_loop, computed)}))
-    others = {user for n in computed if n in orders for user in n.users}.difference(sums)
-    return [n for n in others if may_be_over_slab(n) and orders.find(n) and orders.reduced(n) == run]
+    shown = closure((n for n in computed if n in orders), lambda n: filter(is_view, n.users))
+    others = by_position({user for n in [*shown] for user in n.users}.difference(sums))
+    return [n for n in others if may_be_over_slab(n) and orders.search(n) and orders.reduced(n) == run]
 
 
 def _is_statistic(node: Node) -> bool:

@@ -26,6 +26,7 @@ from ..region.slabs import reduced_further
 from ..region.walk import by_position, closure, descendants, needed_for, position
 
 _SUMS = (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList)
+MEAN = torch.ops.aten.mean.dim
 MANY = 32  # elements of a sum, of which a result in fp32 is a few percent
 COLUMNS, MOST_COLUMNS = 256, 8192  # lanes of a tile; sums that are added up in one more kernel of Inductor's
 
@@ -52,10 +53,15 @@ def added_first(nodes: Sequence[Node], above: Callable[[Node], set[Node]]) -> di
     """For each sum that begins with another one, that."""
     known = {n: what for n in nodes if (what := reduced(n)) is not None}
     some = {n: what for n, what in known.items() if len(what.dims) < len(what.shape)}
-    sums, further = {n: what for n, what in some.items() if n.target in _SUMS}, reduced_further(nodes)
+    sums = {n: what for n, what in some.items() if n.target in (*_SUMS, MEAN)}
+    further = reduced_further(nodes)
     reads = functools.cache(_read_for)
     found = {n: first for n, what in sums.items() if (first := _of_slabs(n, what, sums, further, reads))}
     sums |= {n: first.sum for n, first in found.items()}
+    begun = {n: first.sum for n, first in found.items()}
+    for node in [n for n in sums if n not in begun] if begun else ():
+        if (first := _as_another(node, sums[node], begun, reads)) is not None:
+            found[node] = first
     for node, what in known.items():
         if node.target in _SUMS and node not in some:
             first = _of_slabs(node, what, sums, further, reads) or _of_rows(node, what, some, above)
@@ -112,6 +118,8 @@ def _of_slabs(
         if product(over.shape) != size or over.run is None or reads.isdisjoint(seen):
             continue
         of_views = over.shape != what.shape
+        if MEAN in (node.target, other.target) and not of_views:
+            continue  # a norm's forward, or a moment beside a variance
         if of_views and any(map(is_permutation, reads | seen)):
             continue
         both = [shared for factor in run for one in over.run if (shared := _shared(factor, one))]
@@ -139,6 +147,25 @@ def _of_slabs(
         if worthwhile and traced:
             run = both
     return None if run == own else First(tuple(_split(n, order[d], run) for d, n in enumerate(what.shape)))
+
+
+def _as_another(
+    node: Node, what: Reduced, begun: Mapping[Node, Reduced], read_for: Callable[[Node], set[Node]]
+) -> First | None:
+    """What a sum begins with as another one does, whose operand is a view of what is computed of the same
+    tensors: that of a group norm's weight, beside the groups'."""
+    order, reads = _order(what.shape), read_for(node)
+    own = [] if order is None else [factor for d in what.dims for factor in order[d]]
+    for other, over in begun.items():
+        seen, whole = read_for(other), reduced(other)
+        if whole is None or whole.shape == what.shape or reads.isdisjoint(seen):
+            continue
+        if any(map(is_permutation, reads | seen)):
+            continue
+        both = [shared for factor in own for one in over.run or () if (shared := _shared(factor, one))]
+        if product(f.size for f in both) == product(over.shape[d] for d in over.dims) and both != own:
+            return First(tuple(_split(n, order[d], both) for d, n in enumerate(what.shape)))  # type: ignore[index]
+    return None
 
 
 def _order(shape: tuple[Size, ...]) -> Order | None:

@@ -61,7 +61,7 @@ from ..region.slabs import SHORT
 from ..region.space_analysis import takes_operands
 from ..region.tile import is_within_tile
 from ..region.walk import by_position, closure, descendants, position
-from .added_first import First, added_first, is_traced
+from .added_first import MEAN, First, added_first, is_traced
 from .apart import ADDED, Apart, Range, apart, is_elementwise, is_recomputed, permuted, range_of, reshaped
 from .graph_writer import is_launched
 from .linear import chained, is_same_along
@@ -80,6 +80,7 @@ BLOCKS = (1024, 512)  # columns of a block of a long row
 # Elements of a row, in all tensors that its extremum is computed of, at most: with more, rows are in blocks
 # (docs/lab/tuning.md, "Casts by blocks").
 LONG_ROW = 32768
+_SUM = aten.sum.dim_IntList
 _BYTES = (torch.uint8, torch.int8)
 _ALONG = (  # reductions that may keep their dims
     aten.sum.dim_IntList,
@@ -668,10 +669,14 @@ def _add_first(one: _Spelled, first: First) -> None:
     dtype, shape = SUM.accumulates_in(val.dtype), shape_of(source)
     if first.sum.shape != shape:
         source = one.add(aten.reshape.default, source, [*first.sum.shape])
-    sums = one.add(aten.sum.dim_IntList, source, [*first.sum.dims], True, dtype=dtype)
+    sums = one.add(_SUM, source, [*first.sum.dims], True, dtype=dtype)
     if first.sum.shape != shape:
         sums = one.add(aten.reshape.default, sums, [*first.left])
-    total = one.add(target, sums, *args, **{**kwargs, "dtype": dtype})
+    is_mean = target is MEAN
+    total = one.add(_SUM if is_mean else target, sums, *args, **{**kwargs, "dtype": dtype})
+    if is_mean:
+        count = product(shape[d] for d in reduced_dims(one.node))  # type: ignore[index]
+        total = one.add(aten.div.Tensor, total, count)
     one.respell(prims.convert_element_type.default, total, val.dtype)
     one.joins = False
 

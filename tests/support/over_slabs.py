@@ -167,7 +167,7 @@ def of_groups(
 def of_groups_at_last(n: int, h: int, w: int, c: int) -> list[Fused]:
     """Regions: of the forward's moments and of the backward."""
     first = ("column", n), ("row", h * w), ("column", c // 10)
-    return [(space(*first, ("row", 10)), 0, 2), (space(*first, ("column", 10)), 0, 6)]
+    return [(space(*first, ("row", 10)), 0, 2), (space(*first, ("column", 10)), 0, 8)]
 
 
 def gated(last: bool, *, before: bool, samples: bool = False) -> Case:
@@ -250,9 +250,9 @@ OVER_SLABS = {
         LONG,
         of_groups(1, 4),
     ),
-    "GroupNorm by hand": Case(drawn(lambda n, c, *_: ByHand(c, c // 10)), IMAGES, of_groups(10)),
+    "GroupNorm by hand": Case(drawn(lambda n, c, *_: ByHand(c, c // 10)), IMAGES, of_groups(10, 8)),
     "GroupNorm by hand, of squares": Case(
-        drawn(lambda n, c, *_: ByHand(c, c // 10, squares=True)), IMAGES, of_groups(10, 8)
+        drawn(lambda n, c, *_: ByHand(c, c // 10, squares=True)), IMAGES, of_groups(10, 10)
     ),
     "GroupNorm by hand, channels at last": Case(
         drawn(lambda n, h, w, c: ByHand(c, c // 10, last=True)), ROWS, of_groups_at_last
