@@ -50,9 +50,9 @@ ELEMENTS = 4096  # of a tile
 # And of one along contiguous rows. Of the first kernel's, where that is not all that is summed, and a thread
 # has more than so many words of an element at once.
 ALONG, FEW_WORDS = 2048, 2
-# Of a tile, where memory is contiguous along an axis that is kept, a line of half precision, and two in the
-# third kernel, which loads no tile early; at least so many where that axis is reduced.
-COLUMNS, COLUMNS_APPLIED = 64, 128
+# Of a tile, where memory is contiguous along an axis that is kept: two lines of half precision, and one for
+# moments and where tensors lie along another axis; at least so many where that axis is reduced.
+COLUMNS, NARROW_COLUMNS = 128, 64
 ALONE, LONG = 256, 1024  # elements of a row, from which on a tile has rows of one channel, and only one row
 IDLE = 1.35  # lanes of a longer tile, over those of any, that are as good
 WARPS = 4
@@ -63,7 +63,9 @@ MOST_REGISTERS = 224
 UNDER_WAY = 4 * ELEMENTS  # elements of tiles of the first kernel, on each multiprocessor
 RESULTS = 4096  # partial sums of a program of the second kernel, at most
 GROUP_RESULTS = 1024  # as many as it prefers where the contiguous axis is reduced
-IN_FLIGHT = 4  # bytes of all tensors for an element, up to which the first kernel loads the next tile early
+# Stages of the first kernel's loop where a tile has several columns, if the shared memory of a multiprocessor
+# is enough for so many programs (docs/lab/tuning.md).
+STAGES, PROGRAMS = 3, 2
 RESULT_COLUMNS = 32  # of such a program, at most
 # Of kernels that sum contiguous rows: microseconds until the first program has a tile, and from the last tile
 # to the sums; and bytes that L2 still has for the third kernel (H100, 33 subgraphs of a draw).
@@ -104,7 +106,10 @@ class SlabFacts(Facts):
     """The places of axes that those have."""
 
     sums: int = 0
-    """Of the first nest."""
+    """Words of the first nest's sums: moments have three."""
+
+    moments: bool = False
+    """Whether some of these are moments."""
 
     at_once: float = 0.0
     """Words of an element that the first nest has at once beside its sums."""
@@ -126,6 +131,7 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
     loads = {s.buffer for s in first.accesses() if isinstance(s, Load)}
     items = [program.buffer(name).dtype.itemsize for name in loads]
     rows = math.prod(sizes[i] for i in summed)
+    partials = [s for s in first.body if isinstance(s, PartialAccumulate)]
     return SlabFacts(
         rows,
         math.prod(sizes) // rows,
@@ -134,7 +140,8 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
         item_bytes=min(items, default=2),
         sizes=sizes,
         summed=frozenset(summed),
-        sums=sum(3 if s.moments else 1 for s in first.body if isinstance(s, PartialAccumulate)),
+        sums=sum(3 if s.moments else 1 for s in partials),
+        moments=any(s.moments for s in partials),
         at_once=_at_once(program, first),
         applied=_at_once(program, third) + _bytes(program, third, Store) / 4,
         across=_across(third.axes, [*first.accesses(), *third.accesses()]),
@@ -184,8 +191,11 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     assert isinstance(facts, SlabFacts)
     along, all_summed = not _in_columns(facts), math.prod(facts.sizes[i] for i in facts.summed)
     most_elements = ALONG if along and all_summed > ELEMENTS and facts.at_once > FEW_WORDS else ELEMENTS
-    extents = _fitting(facts, lambda tile: facts.at_once + facts.sums / _unrolled(facts, tile), most_elements)
-    applied = _fitting(facts, lambda tile: facts.applied, ALONG if along else ELEMENTS, COLUMNS_APPLIED)
+    columns = NARROW_COLUMNS if facts.moments or facts.across else COLUMNS
+    extents = _fitting(
+        facts, lambda tile: facts.at_once + facts.sums / _unrolled(facts, tile), most_elements, columns
+    )
+    applied = _fitting(facts, lambda tile: facts.applied, ALONG if along else ELEMENTS, COLUMNS)
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     steps = math.prod(tiles[i] for i in facts.summed)
     programs = math.prod(tiles) // steps
@@ -201,10 +211,12 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
         wanted = -(-facts.rows // split_size)
     splits = max(1, min(wanted, steps, most))
     splits = -(-steps // -(-steps // splits))  # as many as it takes for programs of the same number of tiles
-    warps, outer, stages = warps_of(extents), min(facts.summed), 1
-    if _in_columns(facts):
-        outer = _outermost(facts, extents)
-        stages += facts.load_bytes <= IN_FLIGHT
+    in_columns = any(n > 1 and i not in facts.summed for i, n in enumerate(extents))
+    warps, stages = warps_of(extents), 1
+    if in_columns:
+        room = device.shared_memory // (PROGRAMS * math.prod(extents) * facts.load_bytes)
+        stages = max(1, min(STAGES, 1 + room))
+    outer = _outermost(facts, extents) if _in_columns(facts) else min(facts.summed)
     walks = [Walk(1 if i in facts.summed else tiles[i], tile=extent) for i, extent in enumerate(extents)]
     unroll = _unrolled(facts, extents)
     walks[outer] = Walk(split=splits, unroll=unroll, tile=extents[outer] // unroll)
@@ -235,7 +247,7 @@ def _unrolled(facts: SlabFacts, extents: tuple[int, ...]) -> int:
 
 
 def _fitting(
-    facts: SlabFacts, words: Callable[[tuple[int, ...]], float], elements: int, columns: int = COLUMNS
+    facts: SlabFacts, words: Callable[[tuple[int, ...]], float], elements: int, columns: int
 ) -> tuple[int, ...]:
     """The largest tile of at most so many elements whose `words` of an element find registers."""
     while True:
@@ -250,7 +262,7 @@ def warps_of(extents: tuple[int, ...]) -> int:
     return max(1, min(WARPS, math.prod(extents) // (WARP * PER_THREAD)))
 
 
-def tile_of(facts: SlabFacts, elements: int, columns: int = COLUMNS) -> tuple[int, ...]:
+def tile_of(facts: SlabFacts, elements: int, columns: int) -> tuple[int, ...]:
     """A tile of at most so many elements, along each axis: first along the contiguous one, then along the one
     along which other tensors are, then along those before."""
     last = len(facts.sizes) - 1
@@ -272,7 +284,7 @@ def tile_of(facts: SlabFacts, elements: int, columns: int = COLUMNS) -> tuple[in
 
 def _least_idle(size: int) -> int:
     """The longest part of a row, of those that leave nearly as few lanes idle as any."""
-    lengths = [2**n for n in range(ELEMENTS.bit_length() - 1, COLUMNS.bit_length() - 2, -1)]
+    lengths = [2**n for n in range(ELEMENTS.bit_length() - 1, NARROW_COLUMNS.bit_length() - 2, -1)]
     lanes = {n: -(-size // n) * n for n in lengths}
     return next(n for n in lengths if lanes[n] <= IDLE * min(lanes.values()))
 
