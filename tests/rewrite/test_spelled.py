@@ -187,6 +187,77 @@ def test_sums_begin_with_what_others_are_over_as_well(
     assert snapshot(graph) == before and list(graph.nodes) == nodes
 
 
+def groups_by_hand(x: Any, dy: Any) -> Any:
+    g, h = x.view(3, 2, 120), dy.view(3, 2, 120)
+    dx = h - (g * h).sum(2, keepdim=True) * g
+    return dx.view(3, 10, 4, 6), (x * dy).sum((0, 2, 3)), dy.sum((0, 2, 3))
+
+
+def groups_at_last(x: Any, dy: Any) -> Any:
+    g, h = x.view(3, 40, 2, 3), dy.view(3, 40, 2, 3)
+    dx = h - (g * h).sum((1, 3), keepdim=True) * g - g.mean((1, 3), keepdim=True)
+    return dx.view(3, 10, 4, 6), (x * dy).sum((0, 1, 2))
+
+
+def rows_of_rows(x: Any, dy: Any) -> Any:
+    heads = dy.view(3, 10, 4, 2, 3)
+    dh = heads - heads.sum(-1, keepdim=True)
+    return (x - x.sum(-1, keepdim=True)) * dh.view(3, 10, 4, 6), (heads * dh).sum((0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("sums", "over"),
+    [
+        (groups_by_hand, [((3, 2, 5, 24), [3]), ((3, 10, 4, 6), [2, 3]), ((3, 10, 4, 6), [2, 3])]),
+        (groups_at_last, [((3, 40, 2, 3), [1]), ((3, 40, 2, 3), [1]), ((3, 10, 4, 6), [1, 2])]),
+        (rows_of_rows, []),
+    ],
+)
+def test_sums_begin_so_through_views(sums: Any, over: list[tuple[tuple[int, ...], list[int]]]) -> None:
+    """A norm's sums of groups and of channels, where it is written by hand; rows of a pair are left whole."""
+    shape = (3, 10, 4, 6)
+    graph, args = traced(sums, (shape, f32), (shape, f32)), (torch.rand(shape), torch.rand(shape))
+    before, nodes = snapshot(graph), list(graph.nodes)
+    with spelled_as_reductions(graph):
+        added = [n for n in graph.nodes if n not in nodes and n.target is aten.sum.dim_IntList]
+        firsts = [n for n in added if n.args[0] not in added and n.kwargs.get("dtype")]
+        found = [(tuple(n.args[0].meta["val"].shape), n.args[1]) for n in firsts if n.args[2:] == (True,)]
+        assert [one for one in found if one in over] == over and bool(added) == bool(over)
+        for mine, eager in zip(run(graph, *args), sums(*args), strict=True):
+            torch.testing.assert_close(mine, eager)
+    assert snapshot(graph) == before and list(graph.nodes) == nodes
+
+
+def centred(x: Any, dy: Any) -> Any:
+    c = x - x.mean((0, 2, 3), keepdim=True)
+    slope = (dy * c).sum((0, 2, 3), keepdim=True) / 720
+    dc = dy * x.new_ones(10, 1, 1) + -slope * (2 * c)
+    return dc - dc.sum((0, 2, 3), keepdim=True) / 720
+
+
+def squared(x: Any, dy: Any) -> Any:
+    dc = dy - (dy * x).sum((0, 2, 3), keepdim=True) * x
+    return dc - (dc * dc).sum((0, 2, 3), keepdim=True)
+
+
+def in_rows(x: Any, dy: Any) -> Any:
+    dc = dy - (dy * x).sum(-1, keepdim=True) * x
+    return dc - dc.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(("sums", "count"), [(centred, 2), (squared, 0), (in_rows, 0)])
+def test_a_sum_that_is_linear_in_another_ones_result(sums: Any, count: int) -> None:
+    """It is one of sums of what needs none; not a sum of squares, nor a row's, which is on chip."""
+    shape = (3, 10, 4, 6)
+    graph, args = traced(sums, (shape, f32), (shape, f32)), (torch.randn(shape), torch.randn(shape))
+    before, nodes = snapshot(graph), list(graph.nodes)
+    with spelled_as_reductions(graph):
+        added = [n for n in graph.nodes if n not in nodes and n.target is aten.sum.dim_IntList]
+        assert len(added) == count
+        torch.testing.assert_close(run(graph, *args), sums(*args), atol=2e-5, rtol=1e-5)
+    assert snapshot(graph) == before and list(graph.nodes) == nodes
+
+
 def test_no_region_is_looked_for_one() -> None:
     """Stock has one kernel for a product and the maximum of all its elements, though not of its columns."""
 
