@@ -63,9 +63,9 @@ MOST_REGISTERS = 224
 UNDER_WAY = 4 * ELEMENTS  # elements of tiles of the first kernel, on each multiprocessor
 RESULTS = 4096  # partial sums of a program of the second kernel, at most
 GROUP_RESULTS = 1024  # as many as it prefers where the contiguous axis is reduced
-# Stages of the first kernel's loop where a tile has several columns, if the shared memory of a multiprocessor
-# is enough for so many programs (docs/lab/tuning.md).
-STAGES, PROGRAMS = 3, 2
+# Stages of the first kernel's loop where a tile has several columns, and where tensors lie along another axis
+# too, if the shared memory of a multiprocessor is enough for so many programs (docs/lab/tuning.md).
+STAGES, STAGES_ACROSS, PROGRAMS = 3, 2, 2
 RESULT_COLUMNS = 32  # of such a program, at most
 # Of kernels that sum contiguous rows: microseconds until the first program has a tile, and from the last tile
 # to the sums; and bytes that L2 still has for the third kernel (H100, 33 subgraphs of a draw).
@@ -215,7 +215,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     warps, stages = warps_of(extents), 1
     if in_columns:
         room = device.shared_memory // (PROGRAMS * math.prod(extents) * facts.load_bytes)
-        stages = max(1, min(STAGES, 1 + room))
+        stages = max(1, min(STAGES_ACROSS if facts.across else STAGES, 1 + room))
     outer = _outermost(facts, extents) if _in_columns(facts) else min(facts.summed)
     walks = [Walk(1 if i in facts.summed else tiles[i], tile=extent) for i, extent in enumerate(extents)]
     unroll = _unrolled(facts, extents)
