@@ -581,3 +581,120 @@ UNSEEN: dict[str, Callable[[], Written]] = {
         norm_of_each_head,
     )
 }
+
+
+# Norms written by hand: what people write where a library's norm does not fit.
+
+
+def groups_of_images() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        groups = x.view(16, 32, -1)
+        mean = groups.mean(-1, keepdim=True)
+        variance = groups.var(-1, keepdim=True, unbiased=False)
+        return ((groups - mean) * torch.rsqrt(variance + 1e-5)).view(x.shape) * self.weight + self.bias
+
+    return Written(_calls(norm, weight=[1, 256, 1, 1], bias=[1, 256, 1, 1]), [_given(16, 256, 56, 56)])
+
+
+def groups_in_fp32() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        groups = x.float().view(16, 32, -1)
+        mean = groups.mean(-1, keepdim=True)
+        variance = (groups - mean).pow(2).mean(-1, keepdim=True)
+        normed = ((groups - mean) * torch.rsqrt(variance + 1e-5)).view(x.shape)
+        return (normed * self.weight.float() + self.bias.float()).to(x.dtype)
+
+    return Written(_calls(norm, weight=[1, 256, 1, 1], bias=[1, 256, 1, 1]), [_given(16, 256, 56, 56)])
+
+
+def groups_and_silu() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        groups = x.reshape(16, 16, 16, 32, 32)
+        mean, variance = groups.mean((2, 3, 4), keepdim=True), groups.var((2, 3, 4), keepdim=True)
+        normed = ((groups - mean) / (variance + 1e-5).sqrt()).reshape(x.shape)
+        return F.silu(normed * self.weight + self.bias)
+
+    return Written(_calls(norm, weight=[1, 256, 1, 1], bias=[1, 256, 1, 1]), [_given(16, 256, 32, 32)])
+
+
+def root_mean_square_of_groups() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        groups = x.reshape(16, 1024, 16, 32)
+        normed = groups * torch.rsqrt(groups.pow(2).mean((1, 3), keepdim=True) + 1e-5)
+        return normed.reshape(x.shape) * self.weight
+
+    return Written(_calls(norm, weight=[512]), [_given(16, 32, 32, 512)])
+
+
+def global_norm() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        mean, variance = flat.mean(1, keepdim=True), flat.var(1, keepdim=True, unbiased=False)
+        normed = ((flat - mean) / torch.sqrt(variance + 1e-8)).view_as(x)
+        return normed * self.weight[:, None] + self.bias[:, None]
+
+    return Written(_calls(norm, weight=[512], bias=[512]), [_given(16, 512, 3200)])
+
+
+def evonorm_at_last() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        groups = x.reshape(32, 56, 56, 8, 16)
+        deviation = (groups.var((1, 2, 4), keepdim=True, unbiased=False) + 1e-5).sqrt()
+        normed = x * torch.sigmoid(self.v * x) / deviation.expand_as(groups).reshape(x.shape)
+        return normed * self.weight + self.bias
+
+    return Written(_calls(norm, v=[128], weight=[128], bias=[128]), [_given(32, 56, 56, 128)])
+
+
+def gated_groups_of_tokens() -> Written:
+    def norm(self: Any, x: Tensor, z: Tensor) -> Tensor:
+        groups = x.view(8, 2048, 16, 64)
+        mean = groups.mean((1, 3), keepdim=True)
+        variance = groups.var((1, 3), keepdim=True, unbiased=False)
+        normed = ((groups - mean) * torch.rsqrt(variance + 1e-5)).view(x.shape)
+        return normed * self.weight * F.silu(z)
+
+    return Written(_calls(norm, weight=[1024]), [_given(8, 2048, 1024), _given(8, 2048, 1024)])
+
+
+def batch_norm_of_squares() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        centred = x - x.mean((0, 2, 3), keepdim=True)
+        variance = centred.pow(2).mean((0, 2, 3), keepdim=True)
+        return centred * torch.rsqrt(variance + 1e-5) * self.weight + self.bias
+
+    return Written(_calls(norm, weight=[1, 256, 1, 1], bias=[1, 256, 1, 1]), [_given(64, 256, 28, 28)])
+
+
+def norm_over_tokens() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        centred = x - x.mean(1, keepdim=True)
+        deviation = torch.sqrt((centred * centred).mean(1, keepdim=True) + 1e-5)
+        return centred / deviation * self.weight + self.bias
+
+    return Written(_calls(norm, weight=[512], bias=[512]), [_given(32, 1024, 512)])
+
+
+def whitened_columns() -> Written:
+    def norm(self: Any, x: Tensor) -> Tensor:
+        centred = x - x.mean(0)
+        return centred / torch.sqrt(centred.pow(2).mean(0) + 1e-4)
+
+    return Written(_calls(norm), [_given(16384, 2048, dtype=FP32)])
+
+
+BY_HAND: dict[str, Callable[[], Written]] = {
+    make.__name__: make
+    for make in (
+        groups_of_images,
+        groups_in_fp32,
+        groups_and_silu,
+        root_mean_square_of_groups,
+        global_norm,
+        evonorm_at_last,
+        gated_groups_of_tokens,
+        batch_norm_of_squares,
+        norm_over_tokens,
+        whitened_columns,
+    )
+}
