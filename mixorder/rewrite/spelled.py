@@ -3,7 +3,8 @@
 The largest of all elements is the largest of each column's largest: the first step is a reduction over the
 rows, as a pair's outer one, and may be computed where a region has the tensor at hand. The sum of all is that
 of each row's sum, beside a sum of each column, or else that of each column's sum: the first step makes a pair
-or joins a pointwise loop. Sums over several sets of dims begin with one over those that all are over. The
+or joins a pointwise loop. Sums over several sets of dims begin with one over those that all are over. A sum
+of what is linear in another sum's result is one of sums that need none: a region has all of them at once. The
 extremum of a long row is that of its blocks' extrema: a pair has the blocks. Every other element of a tensor
 is a reduction over pairs of which one element is 0: a tile of blocks has both, and can pack them.
 A reduction of each row of `x.t()` is one of each column of `x`: a pair with those of its rows. What is
@@ -12,8 +13,8 @@ dims in the middle is computed with these last. A reduction of one element each 
 of a `cat` is reduced of its pieces, and a sum over rows of values of rows is that of a column. Of two equal
 masks, a region computes the one that reads less, and Inductor reads what is stored.
 
-No result differs but for the sign of a zero that is the largest: eager does not state which of 0 and -0 that
-is. What no region takes is spelled as it was at the end.
+No result differs but for the order in which elements are added up, and for the sign of a zero that is the
+largest: eager does not state which of 0 and -0 that is. What no region takes is spelled as it was at the end.
 """
 
 from __future__ import annotations
