@@ -57,7 +57,7 @@ from ..region.nodes import (
     unviewed,
 )
 from ..region.orders import is_loop
-from ..region.sizes import product
+from ..region.sizes import Size, product
 from ..region.slabs import SHORT
 from ..region.space_analysis import takes_operands
 from ..region.tile import is_within_tile
@@ -685,19 +685,25 @@ def _add_first(one: _Spelled, first: First) -> None:
 def _by_terms(one: _Spelled, needing: Collection[Node]) -> None:
     """Spell a sum as one of its terms' sums, of what needs no sum over the same dims."""
     ((_, (value, dims, *_), _, val),) = one.before
-    rank = len(shape_of(value) or ())
-    total = _sum_of(one, value, needing, sorted(d % rank for d in dims), rank)
+    shape = shape_of(value) or ()
+    total = _sum_of(one, value, needing, sorted(d % len(shape) for d in dims), shape)
     one.joins = False
     total = one.add(aten.reshape.default, total, list(val.shape))
     one.respell(prims.convert_element_type.default, total, val.dtype)
 
 
-def _sum_of(one: _Spelled, value: Node, needing: Collection[Node], dims: list[int], rank: int) -> Node:
-    """The sum of a value along dims, in the accumulator's dtype. Raises `_Differs` where a value that needs a
-    sum is not linear in what needs none."""
-    again = functools.partial(_sum_of, one, needing=needing, dims=dims, rank=rank)
-    shape, args, target = shape_of(value) or (), value.args, value.target
-    if len(shape) != rank or any(shape[d] == 1 for d in dims):
+def _sum_of(
+    one: _Spelled, value: Node, needing: Collection[Node], dims: list[int], whole: tuple[Size, ...]
+) -> Node:
+    """The sum of a value of a whole shape, or of what is expanded to it, along dims, in the accumulator's
+    dtype. Raises `_Differs` where a value that needs a sum is not linear in what needs none."""
+    again = functools.partial(_sum_of, one, needing=needing, dims=dims, whole=whole)
+    args, target, rank = value.args, value.target, len(whole)
+    if is_same_along(value, dims, rank):
+        dtype, count = SUM.accumulates_in(value.meta["val"].dtype), product(whole[d] for d in dims)
+        each = one.add(prims.convert_element_type.default, _same_along(one, value, dims, rank), dtype)
+        return one.add(aten.mul.Tensor, each, count)
+    if shape_of(value) != whole:
         raise _Differs
     if target is aten.neg.default:
         return one.add(target, again(args[0]))
