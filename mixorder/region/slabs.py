@@ -134,12 +134,15 @@ def slab_seed(node: Node, further: Collection[Size], paired: Collection[Node] = 
 
 
 def _of_what_is_read(sums: Sequence[Node], orders: Orders) -> list[Node]:
-    """Sums over the same axes of tensors that other sums are computed from: one reading is enough for all."""
+    """Sums over the same axes of tensors that other sums are computed from, and that those do not wait for:
+    one reading is enough for all."""
     computed, run = above(sums), orders.reduced(sums[0])
     orders.spread(by_position({*sums, *filter(is_loop, computed)}))
     shown = closure((n for n in computed if n in orders), lambda n: filter(is_view, n.users))
     others = by_position({user for n in [*shown] for user in n.users}.difference(sums))
-    return [n for n in others if may_be_over_slab(n) and orders.search(n) and orders.reduced(n) == run]
+    others = [n for n in others if may_be_over_slab(n) and orders.search(n) and orders.reduced(n) == run]
+    needed = needed_for(sums, since=position(others[0])) if others else set[Node]()
+    return [n for n in others if n not in needed]
 
 
 def _is_statistic(node: Node) -> bool:
