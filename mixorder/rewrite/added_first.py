@@ -57,8 +57,8 @@ def added_first(nodes: Sequence[Node], above: Callable[[Node], set[Node]]) -> di
     further = reduced_further(nodes)
     reads = functools.cache(_read_for)
     found = {n: first for n, what in sums.items() if (first := _of_slabs(n, what, sums, further, reads))}
-    sums |= {n: first.sum for n, first in found.items()}
     begun = {n: first.sum for n, first in found.items()}
+    sums |= begun
     for node in [n for n in sums if n not in begun] if begun else ():
         if (first := _as_another(node, sums[node], begun, reads)) is not None:
             found[node] = first

@@ -686,18 +686,29 @@ def _by_terms(one: _Spelled, needing: Collection[Node]) -> None:
     """Spell a sum as one of its terms' sums, of what needs no sum over the same dims."""
     ((_, (value, dims, *_), _, val),) = one.before
     shape = shape_of(value) or ()
-    total = _sum_of(one, value, needing, sorted(d % len(shape) for d in dims), shape)
+    known = dict[Node, Node]()  # a residual stream is a term of both its readers
+    total = _sum_of(one, value, needing, sorted(d % len(shape) for d in dims), shape, known)
     one.joins = False
     total = one.add(aten.reshape.default, total, list(val.shape))
     one.respell(prims.convert_element_type.default, total, val.dtype)
 
 
 def _sum_of(
-    one: _Spelled, value: Node, needing: Collection[Node], dims: list[int], whole: tuple[Size, ...]
+    one: _Spelled,
+    value: Node,
+    needing: Collection[Node],
+    dims: list[int],
+    whole: tuple[Size, ...],
+    known: dict[Node, Node],
 ) -> Node:
     """The sum of a value of a whole shape, or of what is expanded to it, along dims, in the accumulator's
     dtype. Raises `_Differs` where a value that needs a sum is not linear in what needs none."""
-    again = functools.partial(_sum_of, one, needing=needing, dims=dims, whole=whole)
+
+    def again(term: Any) -> Node:
+        if term not in known:
+            known[term] = _sum_of(one, term, needing, dims, whole, known)
+        return known[term]
+
     args, target, rank = value.args, value.target, len(whole)
     if is_same_along(value, dims, rank):
         dtype, count = SUM.accumulates_in(value.meta["val"].dtype), product(whole[d] for d in dims)
