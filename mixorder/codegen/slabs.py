@@ -25,6 +25,7 @@ from ..ir.program import (
 from ..ir.reductions import SUM
 from ..schedule.plan import Applied, Launch, Order, Plan, in_tiles
 from ..schedule.slabs import sizes_of
+from ..schedule.whole_slabs import totals_tile
 from .kernel_text import identity
 from .source import KernelSource
 from .tile import TileWriter
@@ -56,6 +57,19 @@ def slab_kernels(program: LoopProgram, plan: Plan, label: str) -> tuple[KernelSo
                 for ends in [in_tile(nest, totals.ends, plan.second.warps)]
             ),
         )
+
+
+def whole_slab_kernels(program: LoopProgram, plan: Plan, label: str) -> tuple[KernelSource, ...]:
+    """The kernels of a program that keeps whole slabs, in the order of their launches."""
+    first, *second = program.nests
+    with printing_triton():
+        kernels = [_kernel(program, first, plan, label)]
+        for nest in second:
+            sizes = sizes_of(program, nest.axes)
+            tile = in_tiles(sizes, totals_tile(sizes, plan))
+            ends = Plan(tile, Launch(plan.second.warps))
+            kernels.append(_kernel(program, nest, ends, f"{label}_ends", looped=nest.axes[:1]))
+    return tuple(kernels)
 
 
 def _kernel(

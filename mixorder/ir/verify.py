@@ -46,6 +46,7 @@ class Form(enum.Enum):
     MERGED = "merged"  # in one nest over rows, whose sums over these another nest adds up
     COOPERATIVE = "cooperative"
     SLABS = "slabs"  # in three nests: sums, what follows from them, and what that is needed for
+    WHOLE_SLABS = "whole_slabs"  # in one nest, and another one for sums over several tiles
     BLOCKED = "blocked"  # in one nest, whose reductions end within a tile
 
 
@@ -59,13 +60,17 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
     stored = [name for name in stored if name not in staged]
     outputs = [b.name for b in program.role(BufferRole.OUTPUT)]
     _require(sorted(stored) == sorted(outputs), "outputs {} are stored as {}", outputs, stored)
-    _require(not staged or form in (Form.BLOCKED, Form.SLABS), "{} are staged", staged)
+    _require(not staged or form in (Form.BLOCKED, Form.SLABS, Form.WHOLE_SLABS), "{} are staged", staged)
     if form is Form.BLOCKED:
         _verify_blocked(program)
         return program
     if form is Form.SLABS:
         _require(len(program.nests) in (3, 4), "{} nests instead of three or four", len(program.nests))
         _require(not any(isinstance(s, Reduce) for s in program.nests[2].body), "the third nest reduces")
+        _verify_in_place(program)
+        return program
+    if form is Form.WHOLE_SLABS:
+        _require(len(program.nests) in (1, 2), "{} nests instead of one or two", len(program.nests))
         _verify_in_place(program)
         return program
     if form is Form.LOWERED:

@@ -142,8 +142,8 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
         summed=frozenset(summed),
         sums=sum(3 if s.moments else 1 for s in partials),
         moments=any(s.moments for s in partials),
-        at_once=_at_once(program, first),
-        applied=_at_once(program, third) + _bytes(program, third, Store) / 4,
+        at_once=at_once(program, first),
+        applied=at_once(program, third) + _bytes(program, third, Store) / 4,
         across=_across(third.axes, [*first.accesses(), *third.accesses()]),
         ends=sizes_of(program, [axis for nest in fourth for axis in nest.loops[1:]]),
         in_ends=frozenset(i for i, axis in enumerate(third.axes) if fourth and axis not in third.summed),
@@ -155,7 +155,7 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
     )
 
 
-def _at_once(program: LoopProgram, nest: Nest) -> float:
+def at_once(program: LoopProgram, nest: Nest) -> float:
     """The most words of an element that a thread has at once: what is loaded, before it is converted, or what
     is computed, in the order of the statements."""
     deps, every = nest.dependence(), {axis.symbol for axis in nest.axes if axis.size != 1}
@@ -408,7 +408,7 @@ def expected_of_slabs(
         other = dataclasses.replace(other, dram=max(0.0, other.dram - warm))
         return launch + small + sum(times.us(Kind.POINTWISE, work, device) for work in (one, other))
 
-    others = _inductors(loops, facts, sums, _computed_again(loops), device)
+    others = inductors_kernels(loops, facts, device)
     ours_us = ours(sums, applied), ours(sums.idle(), applied.idle())
     return beside(others, ours_us, len(loops.nests), moved, device, times)
 
@@ -449,15 +449,14 @@ def _computed_again(loops: LoopProgram) -> Work:
     return work + computing(loops, first, again) + computing(loops, third, own)
 
 
-def _inductors(
-    loops: LoopProgram, facts: Facts, sums: Work, applied: Work, device: DeviceInfo
-) -> list[baseline.Kernel]:
+def inductors_kernels(loops: LoopProgram, facts: Facts, device: DeviceInfo) -> list[baseline.Kernel]:
     """Inductor's kernels: one of values that it stores, one of the sums and one that adds up their parts, one
     of what is small, one of what has all elements, and one of sums over these. Where it does not divide the
     sums, and nothing else is reduced before the elements, one kernel reads these again."""
     assert isinstance(facts, SlabFacts)
     blocks = facts.numel // baseline.BLOCK + 1
     first, second, third, *_ = loops.nests
+    sums, applied = _work(loops, first), _computed_again(loops)
     outputs = {b.name for b in loops.role(BufferRole.OUTPUT)}
     handed = [s for s in second.body if isinstance(s, Store) and s.buffer not in outputs]
     between = Nest(second.loops, closure(second.body, handed)).reduced

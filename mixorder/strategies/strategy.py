@@ -50,11 +50,11 @@ class Strategy:
     @property
     def blocked(self) -> bool:
         """Whether it runs programs whose reductions end within blocks or slabs; it then runs no others."""
-        return self.form in (Form.BLOCKED, Form.SLABS)
+        return self.form is Form.BLOCKED or self.over_slabs
 
     @property
     def over_slabs(self) -> bool:
-        return self.form is Form.SLABS
+        return self.form in (Form.SLABS, Form.WHOLE_SLABS)
 
     def title(self, plan: Plan) -> str:
         """The strategy with what a plan determines, such as `cooperative, 8 programs to a row`."""

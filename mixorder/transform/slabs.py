@@ -75,7 +75,7 @@ class _Phases:
         known = {*self.sums, *self.centred}
         self.last = [s for s in self.reductions() if s not in known and self.over <= set(s.axes)]
         self.behind_last = behind(nest.body, self.last)
-        self.axes = self.in_memory_order()
+        self.axes = in_memory_order(whole)
         if self.centred:
             self.common -= self.left_to_totals()
         self.check()
@@ -119,34 +119,6 @@ class _Phases:
             return frozenset()
         return frozenset(axis.symbol for axis in last)
 
-    def in_memory_order(self) -> tuple[Axis, ...]:
-        """The axes as they lie in most full tensors, outermost first. Raises `Decline` where these are
-        contiguous along more than two axes, as a tile's lanes are along one, and it is turned for another; or
-        where another axis than the outermost may have any size, also of a small tensor."""
-        every, sizes = {axis.symbol for axis in self.nest.loops}, dict[tuple[Axis, ...], int]()
-        innermost: dict[Axis | None, Buffer] = {}
-        for stmt in self.nest.body:
-            if isinstance(stmt, Load | Store):
-                buffer, index = self.whole.buffer(stmt.buffer), sympy.expand(stmt.index)
-                full = every <= index.free_symbols
-                strides = {a: index.coeff(a.symbol) for a in self.nest.loops}
-                known = all(stride.is_Integer for stride in strides.values())
-                order = tuple(sorted(self.nest.loops, key=lambda a: -strides[a] if known else 0))
-                if not known or (full and not all(axis.size.is_number for axis in order[1:])):
-                    detail = f"of shape {buffer.shape}, one tensor has strides {buffer.stride}"
-                    raise Decline(DeclineReason.DYNAMIC_SHAPE, detail)
-                if not full:
-                    continue
-                sizes[order] = sizes.get(order, 0) + buffer.dtype.itemsize
-                innermost[order[-1] if strides[order[-1]] == 1 else None] = buffer
-        if not sizes:
-            raise Decline(DeclineReason.AXIS_CLASS, "no tensor is as large as the slabs")
-        if None in innermost or len(innermost) > 2:
-            buffer = innermost.get(None) or [*innermost.values()][-1]
-            detail = f"of shape {buffer.shape}, one tensor has strides {buffer.stride}, and others differ"
-            raise Decline(DeclineReason.LAYOUT, detail)
-        return max(sizes, key=lambda order: sizes[order])
-
     def program(self) -> LoopProgram:
         body, stores = self.nest.body, [s for s in self.nest.body if isinstance(s, Store)]
         small = [
@@ -182,7 +154,7 @@ class _Phases:
         own = [s for s in body if getattr(s, "name", None) not in known]
         third = closure([*loads, *stored, *own], [*late, *elements])
         split = Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
-        groups = _groups(self.axes, [*first, *third], (self.common, gone))
+        groups = groups_of(self.axes, [*first, *third], (self.common, gone))
         axes = tuple(dataclasses.replace(g[-1], size=sympy.prod(a.size for a in g)) for g in groups)
         joined = list(zip(groups, axes, strict=True))
         nests: tuple[Nest, ...] = (
@@ -312,7 +284,7 @@ class _Phases:
         return name, index
 
 
-def _groups(
+def groups_of(
     axes: Sequence[Axis], body: Sequence[Statement], reduced: Sequence[Collection[sympy.Symbol]]
 ) -> list[list[Axis]]:
     """The axes, with neighbours in a group where all accesses that run over both do so without a gap, and all
@@ -328,3 +300,33 @@ def _groups(
                 continue
         groups.append([axis])
     return groups
+
+
+def in_memory_order(program: LoopProgram) -> tuple[Axis, ...]:
+    """The axes as they lie in most full tensors, outermost first. Raises `Decline` where these are
+    contiguous along more than two axes, as a tile's lanes are along one, and it is turned for another; or
+    where another axis than the outermost may have any size, also of a small tensor."""
+    (nest,) = program.nests
+    every, sizes = {axis.symbol for axis in nest.loops}, dict[tuple[Axis, ...], int]()
+    innermost: dict[Axis | None, Buffer] = {}
+    for stmt in nest.body:
+        if isinstance(stmt, Load | Store):
+            buffer, index = program.buffer(stmt.buffer), sympy.expand(stmt.index)
+            full = every <= index.free_symbols
+            strides = {a: index.coeff(a.symbol) for a in nest.loops}
+            known = all(stride.is_Integer for stride in strides.values())
+            order = tuple(sorted(nest.loops, key=lambda a: -strides[a] if known else 0))
+            if not known or (full and not all(axis.size.is_number for axis in order[1:])):
+                detail = f"of shape {buffer.shape}, one tensor has strides {buffer.stride}"
+                raise Decline(DeclineReason.DYNAMIC_SHAPE, detail)
+            if not full:
+                continue
+            sizes[order] = sizes.get(order, 0) + buffer.dtype.itemsize
+            innermost[order[-1] if strides[order[-1]] == 1 else None] = buffer
+    if not sizes:
+        raise Decline(DeclineReason.AXIS_CLASS, "no tensor is as large as the slabs")
+    if None in innermost or len(innermost) > 2:
+        buffer = innermost.get(None) or [*innermost.values()][-1]
+        detail = f"of shape {buffer.shape}, one tensor has strides {buffer.stride}, and others differ"
+        raise Decline(DeclineReason.LAYOUT, detail)
+    return max(sizes, key=lambda order: sizes[order])

@@ -1,0 +1,166 @@
+"""Choose the tile of a program that keeps whole slabs in registers, and predict its time. Nothing is timed.
+
+A tile has whole slabs, as many as make up a line of memory and give each thread enough to load at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from ..errors import Decline, DeclineReason, GainsNothing
+from ..ir.hardware import LINE, MAX_THREADS, WARP
+from ..ir.program import Compute, Load, LoopProgram, Nest, Reduce, operands
+from ..transform.slabs import reduce_then_apply
+from . import baseline
+from .cost import Traffic
+from .device import DeviceInfo
+from .facts import REGISTER_OVERHEAD, Facts, cost_of, words_of
+from .kernel_time import TIMES, Kind, Times
+from .plan import Launch, Plan, SecondStage, in_tiles, next_power_of_2
+from .predicted import Expected, beside
+from .slabs import facts_of_slabs, inductors_kernels, sizes_of
+from .tile import kernels_of
+from .work import Work, computing
+
+MOST_ELEMENTS = 16384  # of a tile
+LEAST = 2048  # elements of a tile, if there are enough slabs
+BUSY = 4  # programs on each multiprocessor, at least, where a tile has several slabs
+PER_THREAD = 16  # elements, at least
+RESIDENT = 4  # programs of a multiprocessor that are enough to load while others compute
+IN_FLIGHT = 48 << 10  # bytes that a multiprocessor's programs load at once, at least
+MOST_REGISTERS, MOST_THREADS = 255, 2048  # of a thread; of a multiprocessor
+RESULTS, COLUMNS = 4096, 8  # of the second kernel's tile, at most, and the columns of it: a sector
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeSlabFacts(Facts):
+    """Facts of a program that keeps whole slabs."""
+
+    sizes: tuple[int, ...] = ()
+    """Of its axes, outermost first."""
+
+    inside: frozenset[int] = frozenset()
+    """The places of those that a tile has whole."""
+
+    words: float = 0.0
+    """Words of an element that a thread holds across a reduction."""
+
+    totals: tuple[int, ...] = ()
+    """Sizes of the axes of the second nest; the first is the one that it reduces."""
+
+
+def facts_of_whole_slabs(program: LoopProgram) -> WholeSlabFacts:
+    nest, *second = program.nests
+    sizes = sizes_of(program, nest.axes)
+    inside = frozenset(i for i, axis in enumerate(nest.axes) if axis.symbol in nest.reduced)
+    cols = math.prod(sizes[i] for i in inside)
+    loads = {s.buffer for s in nest.accesses() if isinstance(s, Load)}
+    items = [program.buffer(name).dtype.itemsize for name in loads]
+    return WholeSlabFacts(
+        math.prod(sizes) // cols,
+        cols,
+        load_bytes=sum(items),
+        instructions=sum(cost_of(s) for s in nest.body if isinstance(s, Compute)),
+        item_bytes=min(items, default=2),
+        sizes=sizes,
+        inside=inside,
+        words=_held(nest),
+        totals=sizes_of(program, [axis for one in second for axis in one.axes]),
+    )
+
+
+def _held(nest: Nest) -> float:
+    """The most words of an element that are needed behind a reduction and in front of it."""
+    deps, every = nest.dependence(), {axis.symbol for axis in nest.axes}
+    first, last, words = dict[str, int](), dict[str, int](), dict[str, int]()
+    for i, stmt in enumerate(nest.body):
+        last |= dict.fromkeys(operands(stmt), i)
+        if isinstance(stmt, Load | Compute) and every <= deps[stmt.name]:
+            first[stmt.name], words[stmt.name] = i, words_of(stmt)
+    places = [i for i, stmt in enumerate(nest.body) if isinstance(stmt, Reduce)]
+    return max((sum(words[n] for n in words if first[n] < i < last.get(n, 0)) for i in places), default=0)
+
+
+def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
+    """The plan. Raises `Decline` where a slab does not fit a program, or these are too few."""
+    assert isinstance(facts, WholeSlabFacts)
+    extents = [next_power_of_2(n) if i in facts.inside else 1 for i, n in enumerate(facts.sizes)]
+    last = len(extents) - 1
+    if last not in facts.inside:
+        extents[last] = min(LINE // 2 // facts.item_bytes, next_power_of_2(facts.sizes[last]))
+    for place in (i for i in reversed(range(last)) if i not in facts.inside):
+        while math.prod(extents) < LEAST and extents[place] < facts.sizes[place]:
+            larger = [n * (1 + (i == place)) for i, n in enumerate(extents)]
+            if _programs(facts, larger) < BUSY * device.num_sm:
+                break
+            extents = larger
+    elements, programs = math.prod(extents), _programs(facts, extents)
+    most = max(1, min(MAX_THREADS, elements // PER_THREAD) // WARP)
+    several = {2**n: resident(facts, elements, 2**n, device) for n in range(most.bit_length())}
+    warps = max(several, key=lambda n: (min(several[n], RESIDENT), n))
+    if elements > MOST_ELEMENTS or several[warps] * elements * facts.load_bytes < IN_FLIGHT:
+        detail = f"a slab of {facts.cols} elements does not fit a program, or computes too much"
+        raise GainsNothing(DeclineReason.TOO_MANY_LIVE_TILES, detail)
+    if programs < device.num_sm:
+        detail = f"{programs} programs, too few for {device.num_sm} multiprocessors"
+        raise GainsNothing(DeclineReason.ROW_TOO_WIDE, detail)
+    columns = min(COLUMNS, next_power_of_2(facts.totals[-1])) if len(facts.totals) > 1 else 1
+    return Plan(in_tiles(facts.sizes, extents), Launch(warps), SecondStage(columns, 4))
+
+
+def resident(facts: WholeSlabFacts, elements: int, warps: int, device: DeviceInfo) -> int:
+    """How many programs have registers on a multiprocessor at once."""
+    each = elements / (WARP * warps) * facts.words + REGISTER_OVERHEAD
+    if each > MOST_REGISTERS:
+        return 0
+    return int(min(device.registers // (each * WARP * warps), MOST_THREADS // (WARP * warps)))
+
+
+def _programs(facts: WholeSlabFacts, extents: Sequence[int]) -> int:
+    return math.prod(-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True))
+
+
+def totals_tile(sizes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+    """The second kernel's tile, along each of its axes."""
+    columns = plan.second.block
+    rows = min(RESULTS // columns, next_power_of_2(sizes[0]))
+    return (rows, *[1] * (len(sizes) - 2), columns)[: len(sizes)]
+
+
+def expected_of_whole_slabs(
+    lowered: LoopProgram,
+    loops: LoopProgram,
+    plan: Plan,
+    facts: Facts,
+    moved: Traffic,
+    device: DeviceInfo,
+    times: Times = TIMES,
+) -> Expected:
+    """The prediction: the first kernel moves every tensor once. A program computes when all is loaded, while
+    others of its multiprocessor load."""
+    assert isinstance(facts, WholeSlabFacts)
+    nest, elements = loops.nests[0], math.prod(plan.extents)
+    once = moved.read + moved.written + moved.workspace
+    launch = times.start_us + times.kernel_us + (len(loops.nests) - 1) * times.launch_us
+    if len(loops.nests) > 1:
+        launch += times.us(Kind.FINAL, Work(moved.workspace, moved.workspace), device)
+    lanes = elements * _programs(facts, plan.extents) / facts.numel
+    computed = computing(loops, nest, nest.body).scaled(lanes)
+    moving_us, computing_us = (
+        times.us(Kind.POINTWISE, work, device) - times.kernel_us for work in (Work(once, once), computed)
+    )
+    parts = sorted((moving_us, computing_us))
+    others = resident(facts, elements, plan.launch.num_warps, device)
+    ours_us = launch + parts[1] + parts[0] / max(1, others), launch + moving_us
+    return beside(_inductors(lowered, device), ours_us, len(loops.nests), moved, device, times)
+
+
+def _inductors(lowered: LoopProgram, device: DeviceInfo) -> list[baseline.Kernel]:
+    """Inductor's kernels, as for two passes; for what those are not enough, as for a tile."""
+    try:
+        slabs = reduce_then_apply(lowered)
+    except Decline:
+        return kernels_of(lowered)
+    return inductors_kernels(slabs, facts_of_slabs(slabs), device)
