@@ -48,7 +48,7 @@ from .tile import Growth, TileSeed, above, is_row_major
 from .turned import traced_shape
 from .walk import by_position, closure, dependents, descendants, needed_for, position, sweep
 
-SHORT = 1024  # elements that Inductor holds while it reduces them and computes with each of them again
+SHORT = 64  # elements of a slab, up to which one of Inductor's kernels reads each once, and is fast
 SHORT_ROW = 2048  # of a row, which one kernel reads twice in less time
 
 

@@ -58,7 +58,6 @@ from ..region.nodes import (
 )
 from ..region.orders import is_loop
 from ..region.sizes import Size, product
-from ..region.slabs import SHORT
 from ..region.space_analysis import takes_operands
 from ..region.tile import is_within_tile
 from ..region.walk import by_position, closure, descendants, position
@@ -83,6 +82,7 @@ BLOCKS = (1024, 512)  # columns of a block of a long row
 LONG_ROW = 32768
 _SUM = aten.sum.dim_IntList
 _BYTES = (torch.uint8, torch.int8)
+SHORT = 1024  # elements along the dims of a norm over dims in the middle, at most
 _ALONG = (  # reductions that may keep their dims
     aten.sum.dim_IntList,
     aten.mean.dim,

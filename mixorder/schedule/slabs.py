@@ -144,7 +144,7 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
         moments=any(s.moments for s in partials),
         at_once=at_once(program, first),
         applied=at_once(program, third) + _bytes(program, third, Store) / 4,
-        across=_across(third.axes, [*first.accesses(), *third.accesses()]),
+        across=across(third.axes, [*first.accesses(), *third.accesses()]),
         ends=sizes_of(program, [axis for nest in fourth for axis in nest.loops[1:]]),
         in_ends=frozenset(i for i, axis in enumerate(third.axes) if fourth and axis not in third.summed),
         results=Results(
@@ -180,7 +180,7 @@ def sizes_of(program: LoopProgram, axes: Iterable[Axis]) -> tuple[int, ...]:
     return tuple(max(1, program.hint(axis.size)) for axis in axes)
 
 
-def _across(axes: Sequence[Axis], accesses: Iterable[Load | Store]) -> tuple[int, ...]:
+def across(axes: Sequence[Axis], accesses: Iterable[Load | Store]) -> tuple[int, ...]:
     """The places of axes but the last along which an access is contiguous."""
     found = {i for s in accesses for i, axis in enumerate(axes[:-1]) if s.index.coeff(axis.symbol) == 1}
     return tuple(sorted(found))
@@ -385,7 +385,8 @@ def expected_of_slabs(
 
     Where lanes are along columns, a program adds up the rows of its tile at its end, through shared
     memory."""
-    assert isinstance(facts, SlabFacts)
+    totals = plan.totals
+    assert isinstance(facts, SlabFacts) and isinstance(totals, Applied)
     first, _, third, *fourth = loops.nests
     sums, applied = _work(loops, first), _work(loops, third)
     small = times.us(Kind.FINAL, Work(2 * moved.workspace, 2 * moved.workspace), device)
@@ -398,13 +399,14 @@ def expected_of_slabs(
         partials = sum(isinstance(s, PartialAccumulate) for s in first.body)
         small += times.fused.tree_us * partials * math.log2(rows * plan.launch.num_warps + 1)
     if fourth:
-        assert isinstance(plan.totals, Applied)
-        small += times.fused.load_us * _steps_of_ends(facts, plan.totals)
+        small += times.fused.load_us * _steps_of_ends(facts, totals)
     warm = _again(loops) if of_rows else 0.0
-    longer = _longer(facts, plan) if of_rows else 1.0
+    idle = 1.0
+    if of_rows:
+        idle = longer(facts.sizes, totals.tile) * (ACROSS if facts.across else 1.0)
 
     def ours(one: Work, other: Work) -> float:
-        one, other = (dataclasses.replace(w, dram=w.dram * longer, l2=w.l2 * longer) for w in (one, other))
+        one, other = (dataclasses.replace(w, dram=w.dram * idle, l2=w.l2 * idle) for w in (one, other))
         other = dataclasses.replace(other, dram=max(0.0, other.dram - warm))
         return launch + small + sum(times.us(Kind.POINTWISE, work, device) for work in (one, other))
 
@@ -419,14 +421,10 @@ def _again(loops: LoopProgram) -> float:
     return min(WARM_BYTES, baseline.total(loops, baseline.moved_once(loops, again & read)).dram)
 
 
-def _longer(facts: SlabFacts, plan: Plan) -> float:
+def longer(sizes: Sequence[int], tile: Sequence[int]) -> float:
     """How many times as long tiles along rows take, for idle lanes and for accesses that are not wide."""
-    assert isinstance(plan.totals, Applied)
-    size, tile = facts.sizes[-1], plan.totals.tile
-    longer = (1 + -(-size // tile[-1]) * tile[-1] / size) / 2
-    if math.prod(tile[:-1]) > 1 and size % NARROW:
-        longer *= UNEVEN
-    return longer * (ACROSS if facts.across else 1.0)
+    found = (1 + -(-sizes[-1] // tile[-1]) * tile[-1] / sizes[-1]) / 2
+    return found * UNEVEN if math.prod(tile[:-1]) > 1 and sizes[-1] % NARROW else found
 
 
 def _work(program: LoopProgram, nest: Nest) -> Work:
@@ -483,7 +481,8 @@ def inductors_kernels(loops: LoopProgram, facts: Facts, device: DeviceInfo) -> l
     }
     if len(between) == 1 and not divided:
         # A loop reads as slowly from L2: H200, 8192x4096 (17 MB at once) 85 us, 512x65536 (134 MB) 139.
-        work = dataclasses.replace(applied + sums, l2=0.0)
+        held = in_rows and facts.rows <= baseline.PERSISTENT_COLS
+        work = dataclasses.replace(applied if held else applied + sums, l2=0.0)
         of_sums.pop(between, None)
         return [baseline.Kernel(Kind.COLUMNS, work, facts.cols, 1, ()), *of_sums.values()]
     more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - len(of_sums)

@@ -10,27 +10,36 @@ import math
 from collections.abc import Sequence
 
 from ..errors import Decline, DeclineReason, GainsNothing
-from ..ir.hardware import LINE, MAX_THREADS, WARP
+from ..ir.hardware import LINE, MAX_THREADS, SECTOR, WARP
 from ..ir.program import Compute, Load, LoopProgram, Nest, Reduce, operands
 from ..transform.slabs import reduce_then_apply
 from . import baseline
 from .cost import Traffic
-from .device import DeviceInfo
+from .device import H200, DeviceInfo
 from .facts import REGISTER_OVERHEAD, Facts, cost_of, words_of
 from .kernel_time import TIMES, Kind, Times
 from .plan import Launch, Plan, SecondStage, in_tiles, next_power_of_2
 from .predicted import Expected, beside
-from .slabs import facts_of_slabs, inductors_kernels, sizes_of
+from .slabs import (
+    WARPS,
+    across,
+    facts_of_slabs,
+    inductors_kernels,
+    longer,
+    sizes_of,
+)
 from .tile import kernels_of
 from .work import Work, computing
 
-MOST_ELEMENTS = 16384  # of a tile
 LEAST = 2048  # elements of a tile, if there are enough slabs
+ACROSS = 16384  # of one that several slabs lie side by side in, at most, where these are no sector
 BUSY = 4  # programs on each multiprocessor, at least, where a tile has several slabs
-PER_THREAD = 16  # elements, at least
+# Elements of a thread, at least: it reduces those of a slab by itself where slabs lie side by side in memory.
+PER_THREAD, PER_THREAD_ACROSS, MOST_PER_THREAD = 16, 32, 64
 RESIDENT = 4  # programs of a multiprocessor that are enough to load while others compute
 IN_FLIGHT = 48 << 10  # bytes that a multiprocessor's programs load at once, at least
-MOST_REGISTERS, MOST_THREADS = 255, 2048  # of a thread; of a multiprocessor
+WAIT_US = 1.0  # of a program, for what it loads, and for its reductions
+MOST_REGISTERS = 255  # of a thread
 RESULTS, COLUMNS = 4096, 8  # of the second kernel's tile, at most, and the columns of it: a sector
 
 
@@ -44,11 +53,14 @@ class WholeSlabFacts(Facts):
     inside: frozenset[int] = frozenset()
     """The places of those that a tile has whole."""
 
+    across: tuple[int, ...] = ()
+    """The places of other axes than the last along which a full tensor is contiguous."""
+
     words: float = 0.0
     """Words of an element that a thread holds across a reduction."""
 
-    totals: tuple[int, ...] = ()
-    """Sizes of the axes of the second nest; the first is the one that it reduces."""
+    columns: int = 1
+    """The last axis of the second nest, but for the parts that it adds up."""
 
 
 def facts_of_whole_slabs(program: LoopProgram) -> WholeSlabFacts:
@@ -66,8 +78,9 @@ def facts_of_whole_slabs(program: LoopProgram) -> WholeSlabFacts:
         item_bytes=min(items, default=2),
         sizes=sizes,
         inside=inside,
+        across=across(nest.axes, nest.accesses()),
         words=_held(nest),
-        totals=sizes_of(program, [axis for one in second for axis in one.axes]),
+        columns=(1, *sizes_of(program, [axis for one in second for axis in one.loops[1:]]))[-1],
     )
 
 
@@ -86,28 +99,41 @@ def _held(nest: Nest) -> float:
 def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The plan. Raises `Decline` where a slab does not fit a program, or these are too few."""
     assert isinstance(facts, WholeSlabFacts)
+    extents = _extents(facts, device)
+    elements, programs = math.prod(extents), _programs(facts, extents)
+    least = PER_THREAD if len(extents) - 1 in facts.inside else PER_THREAD_ACROSS
+    most = max(1, min(MAX_THREADS, elements // least) // WARP)
+    fewest = max(1, elements // MOST_PER_THREAD // WARP)
+    every = (2**n for n in range(fewest.bit_length() - 1, most.bit_length()))
+    several = {warps: resident(facts, elements, warps, device) for warps in every}
+    more = 1 if len(extents) - 1 in facts.inside else -1
+    warps = max(several, key=lambda n: (min(several[n], RESIDENT), more * n), default=0)
+    if several.get(warps, 0) * elements * facts.load_bytes < IN_FLIGHT:
+        detail = f"a slab of {facts.cols} elements does not fit a program, or computes too much"
+        raise GainsNothing(DeclineReason.TOO_MANY_LIVE_TILES, detail)
+    if programs < device.num_sm:
+        detail = f"{programs} programs, too few for {device.num_sm} multiprocessors"
+        raise GainsNothing(DeclineReason.ROW_TOO_WIDE, detail)
+    columns = min(COLUMNS, next_power_of_2(facts.columns))
+    return Plan(in_tiles(facts.sizes, extents), Launch(warps), SecondStage(columns, WARPS))
+
+
+def _extents(facts: WholeSlabFacts, device: DeviceInfo) -> list[int]:
+    """A tile of whole slabs: of as many as fill lines of memory, where they lie side by side in it, and of
+    several small ones, if there are enough."""
     extents = [next_power_of_2(n) if i in facts.inside else 1 for i, n in enumerate(facts.sizes)]
     last = len(extents) - 1
-    if last not in facts.inside:
-        extents[last] = min(LINE // 2 // facts.item_bytes, next_power_of_2(facts.sizes[last]))
+    for place in {last, *facts.across} - facts.inside:
+        extents[place] = min(LINE // facts.item_bytes, next_power_of_2(facts.sizes[place]))
+        while extents[place] * facts.item_bytes > SECTOR and math.prod(extents) > ACROSS:
+            extents[place] //= 2
     for place in (i for i in reversed(range(last)) if i not in facts.inside):
         while math.prod(extents) < LEAST and extents[place] < facts.sizes[place]:
             larger = [n * (1 + (i == place)) for i, n in enumerate(extents)]
             if _programs(facts, larger) < BUSY * device.num_sm:
                 break
             extents = larger
-    elements, programs = math.prod(extents), _programs(facts, extents)
-    most = max(1, min(MAX_THREADS, elements // PER_THREAD) // WARP)
-    several = {2**n: resident(facts, elements, 2**n, device) for n in range(most.bit_length())}
-    warps = max(several, key=lambda n: (min(several[n], RESIDENT), n))
-    if elements > MOST_ELEMENTS or several[warps] * elements * facts.load_bytes < IN_FLIGHT:
-        detail = f"a slab of {facts.cols} elements does not fit a program, or computes too much"
-        raise GainsNothing(DeclineReason.TOO_MANY_LIVE_TILES, detail)
-    if programs < device.num_sm:
-        detail = f"{programs} programs, too few for {device.num_sm} multiprocessors"
-        raise GainsNothing(DeclineReason.ROW_TOO_WIDE, detail)
-    columns = min(COLUMNS, next_power_of_2(facts.totals[-1])) if len(facts.totals) > 1 else 1
-    return Plan(in_tiles(facts.sizes, extents), Launch(warps), SecondStage(columns, 4))
+    return extents
 
 
 def resident(facts: WholeSlabFacts, elements: int, warps: int, device: DeviceInfo) -> int:
@@ -115,7 +141,7 @@ def resident(facts: WholeSlabFacts, elements: int, warps: int, device: DeviceInf
     each = elements / (WARP * warps) * facts.words + REGISTER_OVERHEAD
     if each > MOST_REGISTERS:
         return 0
-    return int(min(device.registers // (each * WARP * warps), MOST_THREADS // (WARP * warps)))
+    return int(min(device.registers // (each * WARP * warps), device.max_threads // (WARP * warps)))
 
 
 def _programs(facts: WholeSlabFacts, extents: Sequence[int]) -> int:
@@ -151,9 +177,12 @@ def expected_of_whole_slabs(
     moving_us, computing_us = (
         times.us(Kind.POINTWISE, work, device) - times.kernel_us for work in (Work(once, once), computed)
     )
-    parts = sorted((moving_us, computing_us))
-    others = resident(facts, elements, plan.launch.num_warps, device)
-    ours_us = launch + parts[1] + parts[0] / max(1, others), launch + moving_us
+    several = max(1, resident(facts, elements, plan.launch.num_warps, device))
+    if len(facts.sizes) - 1 in facts.inside:
+        moving_us *= longer(facts.sizes, plan.extents)
+    less, more = sorted((moving_us, computing_us))
+    waits = WAIT_US * _programs(facts, plan.extents) / (several * (device.num_sm or H200.num_sm))
+    ours_us = launch + more + (less + waits) / several, launch + moving_us
     return beside(_inductors(lowered, device), ours_us, len(loops.nests), moved, device, times)
 
 

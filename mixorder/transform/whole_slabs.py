@@ -8,11 +8,11 @@ as it goes, and stored in a workspace, whose elements a second nest adds up.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sympy
 
-from ..errors import Decline, DeclineReason
+from ..errors import Decline, DeclineReason, GainsNothing
 from ..ir.program import (
     Axis,
     AxisClass,
@@ -48,35 +48,43 @@ def within_a_tile(program: LoopProgram) -> LoopProgram:
     inside = {symbol for s in closure(body, late) if isinstance(s, Reduce) for symbol in s.axes}
     if not inside:
         raise Decline(DeclineReason.AXIS_CLASS, "nothing of full size is computed from the sums")
+    if not all(axis.size.is_number for axis in axes if axis.symbol in inside):
+        raise GainsNothing(DeclineReason.DYNAMIC_SHAPE, "slabs of any size")
     spanning = [s for s in reductions if not inside.issuperset(s.axes)]
     totals = behind(body, spanning)
     final = [s for s in body if isinstance(s, Store) and s.value.name in totals]
     over = _outside(program, spanning, inside, totals)
+    kept = {stmt: _kept(stmt, axes, deps) for stmt in spanning}
+    if any(every <= {axis.symbol for axis in (*over, *found)} for found in kept.values()):
+        raise Decline(DeclineReason.AXIS_CLASS, "sums of elements of several slabs")
 
     main, second, buffers = list[Statement](), list[Statement](), list[Buffer]()
     for stmt in body:
         if stmt not in spanning:
-            main += [] if stmt in final else [stmt]
+            main += [] if stmt in final or getattr(stmt, "name", None) in totals else [stmt]
             second += [] if isinstance(stmt, Store) else [stmt]
             continue
-        value, within = stmt.value, tuple(symbol for symbol in stmt.axes if symbol in inside)
-        if within:
+        value = stmt.value
+        if within := tuple(symbol for symbol in stmt.axes if symbol in inside):
             value = Ref(f"{stmt.name}.slab")
             main.append(dataclasses.replace(stmt, name=value.name, axes=within))
-        of_value = deps[stmt.value.name].difference(within)
-        kept = [axis for axis in axes if axis.symbol in of_value and axis.symbol not in stmt.axes]
-        if not all(axis.size.is_number for axis in kept):
-            raise Decline(DeclineReason.DYNAMIC_SHAPE, "sums for each element of a symbolic size")
-        buffer, place = workspace(f"ws{len(buffers)}", stmt.dtype, [*over, *kept])
+        buffer, place = workspace(f"ws{len(buffers)}", stmt.dtype, [*over, *kept[stmt]])
         buffers.append(buffer)
         main.append(Store(buffer.name, place, value))
         load = Load(f"{stmt.name}.partial", buffer.name, place, stmt.dtype)
         second += [load, dataclasses.replace(stmt, value=Ref(load.name), axes=(over[-1].symbol,))]
-    main = [s for s in main if getattr(s, "name", None) not in totals]
     nests = [_of_elements(axes, live(main))]
     if final:
         nests.append(_of_totals(axes, over, closure(second, final)))
     return dataclasses.replace(program, buffers=(*program.buffers, *buffers), nests=tuple(nests))
+
+
+def _kept(stmt: Reduce, axes: Sequence[Axis], deps: Mapping[str, frozenset[sympy.Symbol]]) -> list[Axis]:
+    """The axes of a sum over several tiles."""
+    found = [a for a in axes if a.symbol in deps[stmt.value.name] and a.symbol not in stmt.axes]
+    if not all(axis.size.is_number for axis in found):
+        raise Decline(DeclineReason.DYNAMIC_SHAPE, "sums for each element of a symbolic size")
+    return found
 
 
 def _outside(
@@ -117,5 +125,4 @@ def _of_totals(axes: Sequence[Axis], over: Sequence[Axis], body: Sequence[Statem
     body = along_one(body, [(over, one)])
     deps = Nest((one, *axes), body).dependence()
     used = {symbol for s in body for symbol in loops_of(s, deps)}
-    kept = tuple(axis for axis in axes if axis.symbol in used and axis.symbol != one.symbol)
-    return Nest((one, *kept), body)
+    return Nest((one, *(axis for axis in axes if axis.symbol in used - {one.symbol})), body)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from mixorder.region.slabs import SHORT
 from mixorder.schedule.persistent import MAX_COLS
 
 from .discrete import FP8, INTS, POINTWISE, REDUCTIONS
@@ -355,7 +354,7 @@ def _space(draw: Random, small: bool) -> tuple[Shape, Shape, Shape]:
 def _slab(draw: Random, cols: int, most: int) -> tuple[Shape, Shape, Shape]:
     """Samples of channels, reduced over more elements than Inductor holds, or a program: of a channel, of
     vectors, of a channel of a sample, before or behind its places."""
-    samples, places = draw.randint(1, 3), draw.choice((SHORT, SHORT, MAX_COLS)) + draw.randint(1, 200)
+    samples, places = draw.randint(1, 3), draw.choice((64, 1024, MAX_COLS)) + draw.randint(1, 200)
     channels = min(cols, max(5, most // (samples * places)))
     return draw.choice(
         (
