@@ -116,9 +116,10 @@ def why_not(plan: RegionPlan) -> str | None:
 def by_first_strategy(
     merged: LoopProgram, device: DeviceInfo, strategies: Sequence[Strategy], runner: Runner
 ) -> Chosen | Decline:
-    """The first strategy that accepts a merged program, with its loops, their facts and their schedule.
-    Returns a `Decline` if a row of it is too wide for all, and raises every other one."""
-    step, refusals = runner.step, list[Decline]()
+    """The first strategy that accepts a merged program, or of those over slabs the one that is predicted to
+    be fastest, with its loops, their facts and their schedule. Returns a `Decline` if a row of it is too wide
+    for all, and raises every other one."""
+    step, refusals, found = runner.step, list[Decline](), list[Chosen]()
     for strategy in strategies:
         if (strategy.blocked, strategy.over_slabs) != (merged.blocked, merged.over_slabs):
             continue
@@ -129,9 +130,14 @@ def by_first_strategy(
             schedule = step("schedule", strategy.choose, facts, device, runner.options.split_size)
             if not runner.options.split_size:
                 schedule = step("schedule", improved, strategy, loops, facts, schedule, device)
-            return Chosen(strategy, step("place", strategy.place, loops, schedule), facts, schedule)
+            one = Chosen(strategy, step("place", strategy.place, loops, schedule), facts, schedule)
+            if not strategy.over_slabs:
+                return one
+            found.append(one)
         except Decline as refusal:
             refusals.append(refusal.kept())
+    if found:
+        return min(found, key=lambda one: one.us(merged, device))
     if not refusals:
         raise Decline(DeclineReason.AXIS_CLASS, "no strategy can run this program")
     told = [one for one in refusals if not isinstance(one, GainsNothing)]

@@ -9,6 +9,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import sympy
+
 from ..errors import Decline, DeclineReason, GainsNothing
 from ..ir.hardware import LINE, MAX_THREADS, SECTOR, WARP
 from ..ir.program import Compute, Load, LoopProgram, Nest, Reduce, operands
@@ -38,6 +40,7 @@ BUSY = 4  # programs on each multiprocessor, at least, where a tile has several 
 PER_THREAD, PER_THREAD_ACROSS, MOST_PER_THREAD = 16, 32, 64
 RESIDENT = 4  # programs of a multiprocessor that are enough to load while others compute
 IN_FLIGHT = 48 << 10  # bytes that a multiprocessor's programs load at once, at least
+TURNED = 1.5  # how much longer it takes to move tensors that lie along several axes
 WAIT_US = 1.0  # of a program, for what it loads, and for its reductions
 MOST_REGISTERS = 255  # of a thread
 RESULTS, COLUMNS = 4096, 8  # of the second kernel's tile, at most, and the columns of it: a sector
@@ -173,17 +176,35 @@ def expected_of_whole_slabs(
     if len(loops.nests) > 1:
         launch += times.us(Kind.FINAL, Work(moved.workspace, moved.workspace), device)
     lanes = elements * _programs(facts, plan.extents) / facts.numel
+    moved_once = Work(once, once * _in_sectors(loops, plan))
     computed = computing(loops, nest, nest.body).scaled(lanes)
     moving_us, computing_us = (
-        times.us(Kind.POINTWISE, work, device) - times.kernel_us for work in (Work(once, once), computed)
+        times.us(Kind.POINTWISE, work, device) - times.kernel_us for work in (moved_once, computed)
     )
     several = max(1, resident(facts, elements, plan.launch.num_warps, device))
     if len(facts.sizes) - 1 in facts.inside:
         moving_us *= longer(facts.sizes, plan.extents)
+    moving_us *= TURNED if facts.across else 1.0
     less, more = sorted((moving_us, computing_us))
     waits = WAIT_US * _programs(facts, plan.extents) / (several * (device.num_sm or H200.num_sm))
     ours_us = launch + more + (less + waits) / several, launch + moving_us
     return beside(_inductors(lowered, device), ours_us, len(loops.nests), moved, device, times)
+
+
+def _in_sectors(loops: LoopProgram, plan: Plan) -> float:
+    """The bytes of the sectors that a tile touches of full tensors, over those of its elements."""
+    nest, touched, own = loops.nests[0], 0.0, 0.0
+    for access in nest.accesses():
+        item, run = loops.buffer(access.buffer).dtype.itemsize, 1
+        strides = {access.index.coeff(axis.symbol): i for i, axis in enumerate(nest.axes)}
+        while (place := strides.get(sympy.Integer(run))) is not None:
+            size = loops.hint(nest.axes[place].size)
+            run *= max(1, min(size, plan.extents[place]))
+            if plan.extents[place] < size:
+                break
+        own += item
+        touched += SECTOR * (-(-run * item // SECTOR) + bool(run * item % SECTOR)) / run
+    return touched / own if own else 1.0
 
 
 def _inductors(lowered: LoopProgram, device: DeviceInfo) -> list[baseline.Kernel]:

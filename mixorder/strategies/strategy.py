@@ -9,6 +9,7 @@ from typing import Any
 from ..codegen.source import KernelSource
 from ..ir.program import LoopProgram
 from ..ir.verify import Form
+from ..schedule.cost import traffic
 from ..schedule.device import DeviceInfo
 from ..schedule.facts import Facts, facts_of
 from ..schedule.plan import Plan
@@ -69,3 +70,8 @@ class Chosen:
     loops: LoopProgram
     facts: Facts
     schedule: Plan
+
+    def us(self, lowered: LoopProgram, device: DeviceInfo) -> float:
+        """Microseconds predicted for the kernels, of a program as lowered."""
+        moved = traffic(self.loops, self.schedule.partials)
+        return self.strategy.predict(lowered, self.loops, self.schedule, self.facts, moved, device).fused_us
