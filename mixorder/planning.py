@@ -144,7 +144,7 @@ def by_first_strategy(
     while told and told[0].reason not in TOO_WIDE:
         told = told[1:]
     if not told:
-        raise refusals[0]
+        raise next((one for one in refusals if not isinstance(one, GainsNothing)), refusals[0])
     return Decline(told[0].reason, "; ".join(dict.fromkeys(one.detail for one in told)))
 
 

@@ -50,11 +50,20 @@ DECLINED = {
     # Their reductions span more than a tile.
     *((norm, "blocks in a tile") for norm in ("rms", "layer", "narrow", "bias")),
     *((norm, "reduce, then apply") for norm in ("rms", "layer", "narrow", "bias")),
+    *((norm, "whole slabs") for norm in ("rms", "layer", "narrow", "bias")),
 }
 
 
 def test_every_entry_is_listed_once() -> None:
-    assert {"COLUMN_BLOCKS", "PERSISTENT", "COOPERATIVE", "SHORT_SUMS", "SLABS", "TILE"} == ENTRIES
+    assert {
+        "COLUMN_BLOCKS",
+        "PERSISTENT",
+        "COOPERATIVE",
+        "SHORT_SUMS",
+        "SLABS",
+        "TILE",
+        "WHOLE_SLABS",
+    } == ENTRIES
     assert len({s.name for s in STRATEGIES}) == len({s.rank for s in STRATEGIES}) == len(ENTRIES)
 
 

@@ -46,8 +46,8 @@ class Form(enum.Enum):
     MERGED = "merged"  # in one nest over rows, whose sums over these another nest adds up
     COOPERATIVE = "cooperative"
     SLABS = "slabs"  # in three nests: sums, what follows from them, and what that is needed for
-    WHOLE_SLABS = "whole_slabs"  # in one nest, and another one for sums over several tiles
     BLOCKED = "blocked"  # in one nest, whose reductions end within a tile
+    WHOLE_SLABS = "whole_slabs"  # in one nest, and another one for sums over several tiles
 
 
 def verify(program: LoopProgram, form: Form) -> LoopProgram:
@@ -70,6 +70,7 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
         _verify_in_place(program)
         return program
     if form is Form.WHOLE_SLABS:
+        _require(program.over_slabs, "no sums of slabs")
         _require(len(program.nests) in (1, 2), "{} nests instead of one or two", len(program.nests))
         _verify_in_place(program)
         return program

@@ -13,7 +13,7 @@ from .slabs import SLABS
 WHOLE_SLABS = dataclasses.replace(
     SLABS,
     name="whole slabs",
-    rank=55,
+    rank=65,
     choose=whole_slabs.choose,
     generate=whole_slab_kernels,
     transform=lambda program, device: within_a_tile(program),

@@ -22,6 +22,7 @@ from mixorder.pipeline import run, setting_in_force
 from mixorder.report import RegionRecord
 from mixorder.schedule.device import DeviceInfo
 from mixorder.strategies.slabs import SLABS
+from mixorder.strategies.whole_slabs import WHOLE_SLABS
 
 FULL = ((32, 64, 64, 64), bf16)
 
@@ -59,18 +60,29 @@ GRAPHS = {
     "statistics": functools.partial(graphs.group_norm_forward, 8, 4096, 320, 32),
     "statistics of groups of 10": functools.partial(graphs.group_norm_forward, 8, 1023, 40, 4, f32),
 }
+WHOLE = {
+    "whole groups": functools.partial(graphs.group_norm_backward, 64, 256, 512, 32),
+    "whole groups, behind a bias": functools.partial(graphs.group_norm_backward, 64, 256, 512, 32, bias=True),
+    "whole groups, of any batch": functools.partial(
+        graphs.group_norm_backward, 64, 256, 512, 32, symbolic=True
+    ),
+    "statistics of whole groups": functools.partial(graphs.group_norm_forward, 64, 256, 512, 32),
+}
 
 
 def record_of(name: str, device: DeviceInfo = H200) -> RegionRecord:
     setting = dataclasses.replace(setting_in_force(), device=device)
-    (record,) = run(GRAPHS[name](), Options(interpret=True, strict=True, min_numel=0), setting)
-    assert record.strategy == SLABS.name and len(record.kernels) == 3 + ("bias" in name)
+    (record,) = run((GRAPHS | WHOLE)[name](), Options(interpret=True, strict=True, min_numel=0), setting)
+    if name in WHOLE:
+        assert record.strategy == WHOLE_SLABS.name and len(record.kernels) == 2 - ("statistics" in name)
+    else:
+        assert record.strategy == SLABS.name and len(record.kernels) == 3 + ("bias" in name)
     return record
 
 
 @needs_a_compiler
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", GRAPHS | WHOLE)
 def test_it_compiles(name: str, target: str, known: Known, tmp_path: Path) -> None:
     gpu, device = TARGETS[target]
     if (name, target) == ("float8", "sm_80"):

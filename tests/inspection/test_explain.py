@@ -25,7 +25,7 @@ from mixorder.inspection.table import source
 from mixorder.ir.program import BufferRole
 from mixorder.record import RegionRecord
 from mixorder.region import find
-from mixorder.strategies.slabs import SLABS
+from mixorder.strategies.whole_slabs import WHOLE_SLABS
 
 ANY_SIZE = {"mixorder_min_numel": 0, "mixorder_strict": True}
 
@@ -518,7 +518,7 @@ def test_a_group_norm_is_judged_by_its_region_over_slabs() -> None:
     x = torch.empty(64, 32, 32, 32, requires_grad=True, device="meta")
     found = mixorder.explain(Grouped().to("meta"), options=ANY_SIZE)(x)
     (one,) = (r for r in found.regions if "first" in str(r.provenance))
-    assert one.strategy == SLABS.name and [norm.reason for norm in found.norms] == ["", ""]
+    assert one.strategy == WHOLE_SLABS.name and [norm.reason for norm in found.norms] == ["", ""]
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])

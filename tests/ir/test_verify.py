@@ -35,18 +35,21 @@ from mixorder.transform.finished import finished
 from mixorder.transform.reorder import reorder
 from mixorder.transform.slabs import reduce_then_apply
 from mixorder.transform.split import split_outer
+from mixorder.transform.whole_slabs import within_a_tile
 
 
 @pytest.fixture(scope="module")
 def programs() -> dict[Form, LoopProgram]:
     lowered = lower(only(graphs.layer_norm_backward(512, 256)))
     merged = reorder(split_outer(lowered))
+    over_slabs = lower_tile(within_tile(graphs.batch_norm_backward(4096, 64)))
     return {
         Form.LOWERED: lowered,
         Form.MERGED: merged,
         Form.COOPERATIVE: share(merged, 2, 2),
-        Form.SLABS: reduce_then_apply(lower_tile(within_tile(graphs.batch_norm_backward(4096, 64)))),
+        Form.SLABS: reduce_then_apply(over_slabs),
         Form.BLOCKED: lower_tile(within_tile(graphs.block_scales(256, 512))),
+        Form.WHOLE_SLABS: within_a_tile(over_slabs),
     }
 
 

@@ -238,7 +238,7 @@ no row sum. 512x3000: - | sum_1, a_1 b_1 -> mul sum_1
 a scale's gradient. 512x256: - | sum_1, dy_1 w_1 x_1 -> mul sum_1
 dx of what the sum does not read. nothing
 dx for a loop. 512x256: sum_1 | sum_2, dy_1 w_1 x_1 -> sum_1 sum_2
-dx behind the sum. nothing
+dx behind the sum. 512x256: - | sum_1, dy_1 x_1 -> sum_1 mul_1
 pieces for a product. 128x192: - | sum_1, q_1 k_1 v_1 -> cat sum_1
 pieces for a loop. nothing
 pieces for nobody. nothing

@@ -198,7 +198,7 @@ def patches(x: Any) -> Any:
         lambda x: torch.nn.functional.avg_pool2d(x.view(4, 4, 224, 224), 14),
         lambda x: torch.nn.functional.group_norm(x.view(4, 256, 14, 56), 8),
         lambda x: x.view(4, 448, 8, 56).transpose(1, 2).softmax(-1),
-        lambda x: x.view(4, 448, 448).softmax(1),
+        lambda x: x.view(28, 64, 448).softmax(1),
         lambda x: x.view(1792, 448).amax(1),
         lambda x: x.view(28, 64, 448).amax(1),
         lambda x: x.view(14, 128, 448).sum(1),

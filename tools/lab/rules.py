@@ -151,6 +151,7 @@ STRATEGIES = {
     "strategies.cooperative": "cooperative",
     "strategies.short_sums": "short sums",
     "strategies.slabs": "reduce, then apply",
+    "strategies.whole_slabs": "whole slabs",
     "strategies.tile": "blocks in a tile",
 }
 RULES |= dict.fromkeys(STRATEGIES)
