@@ -49,12 +49,13 @@ FX graph of forward or backward, after Inductor's own passes
    |  same_bits      cheaper instructions with the same results, such as functions without branches
    |  reorder        statements in order; what does not depend on rows comes before their loop
    v  fma            -> LoopProgram:  for row: for col: both; in fp32, dx by fused multiply-adds
-   |  transform      by the first strategy that accepts the program:
+   |  transform      by the first strategy that accepts the program, or the faster one for slabs:
    |                   blocks        no reduction along rows: a program has a block of the columns
    |                   persistent    a program holds a row from its first reduction to its last
    |                   cooperative   several programs share a row, and exchange partial reductions
    |                   short sums    as persistent, with few rows per program: sums need fewer registers
    |                   slabs         sums over slabs: three kernels
+   |                   whole slabs   slabs that fit a program: one kernel, and one for sums over several slabs
    |                   tile          reductions over blocks only: a program has whole blocks
    |  facts          bytes, registers and instructions for each element
    |  schedule       rows per tile, programs, warps, pipeline stages

@@ -1,6 +1,6 @@
 """Programs as people write them (`lab/written.py`) on this GPU, by stock Inductor and mixorder: the backward.
 
-    python tools/written.py [--programs sinks embeddings | --unseen | --by-hand] [--out written.json]
+    python tools/written.py [--programs sinks | --unseen | --by-hand | --kept] [--out written.json]
 
 Prints, per program, microseconds of the backward (CUDA-graph replay, L2 flushed, medians, in turns) and of an
 addition of as many bytes as it has to read and write (the limit), the share of the limit that mixorder has,
@@ -22,7 +22,7 @@ import torch
 from lab import arguments
 from lab.stopwatch import Call, Stopwatch, stopwatch
 from lab.tables import head, line
-from lab.written import BY_HAND, PROGRAMS, UNSEEN, Written
+from lab.written import BY_HAND, KEPT, PROGRAMS, UNSEEN, Written
 from support.compilers import OURS, STOCK, inductor
 from torch._functorch import config as functorch
 
@@ -74,7 +74,7 @@ def measured(name: str, watch: Stopwatch) -> dict[str, Any]:
     """One program, both ways."""
     torch.manual_seed(0)
     with torch.device(DEVICE):
-        program = (PROGRAMS | UNSEEN | BY_HAND)[name]()
+        program = (PROGRAMS | UNSEEN | BY_HAND | KEPT)[name]()
     tangents: list[torch.Tensor] = []
     calls: dict[str, Call] = {}
     row: dict[str, Any] = {"fused": [], "left": []}
@@ -112,8 +112,10 @@ def main() -> int:
     parser.add_argument("--unseen", action="store_true", help="those that no test compiles")
     parser.add_argument("--out", type=Path, default=Path("written.json"))
     parser.add_argument("--by-hand", action="store_true", help="norms written by hand")
+    parser.add_argument("--kept", action="store_true", help="norms whose slabs fit a program")
     args = parser.parse_args()
-    chosen = UNSEEN if args.unseen else BY_HAND if args.by_hand else args.programs
+    of_names = {args.unseen: UNSEEN, args.by_hand: BY_HAND, args.kept: KEPT}
+    chosen = of_names.get(True, args.programs)
     watch, rows, bad = stopwatch(DEVICE), dict[str, Any](), list[str]()
     print(f"{torch.cuda.get_device_name() if DEVICE == 'cuda' else 'no GPU'}, torch {torch.__version__}")
     print(head(HEAD))

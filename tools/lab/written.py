@@ -698,3 +698,39 @@ BY_HAND: dict[str, Callable[[], Written]] = {
         whitened_columns,
     )
 }
+
+
+def _group_norm(samples: int, channels: int, size: int, last: bool = False) -> Callable[[], Written]:
+    """A group norm of 32 groups and a SiLU, as in a diffusion model's UNet; channels-last without the SiLU."""
+
+    def make() -> Written:
+        norm = nn.GroupNorm(32, channels)
+        module = _norm(norm) if last else _norm(norm, F.silu)
+        return Written(module, [_given(samples, channels, size, size, channels_last=last)])
+
+    return make
+
+
+def _normalized(samples: int, channels: int, size: int) -> Callable[[], Written]:
+    def make() -> Written:
+        module = Calls(lambda self, x: F.normalize(x, dim=1))
+        return Written(module, [_given(samples, channels, size, size)])
+
+    return make
+
+
+# Norms whose slabs fit a program, or nearly so.
+KEPT: dict[str, Callable[[], Written]] = {
+    **{
+        f"group_norm_{n}x{c}x{size}": _group_norm(n, c, size)
+        for n, c, size in (
+            *((64, 128, 32), (64, 256, 16), (64, 256, 8), (32, 512, 16)),
+            *((16, 1280, 16), (8, 128, 64), (16, 640, 32), (16, 320, 64)),
+        )
+    },
+    **{
+        f"last_{n}x{c}x{size}": _group_norm(n, c, size, last=True)
+        for n, c, size in ((64, 512, 16), (64, 1024, 16), (32, 1280, 16), (200, 64, 64))
+    },
+    **{f"normalize_{n}x{c}x{size}": _normalized(n, c, size) for n, c, size in ((2, 96, 256), (8, 512, 32))},
+}
