@@ -701,7 +701,7 @@ BY_HAND: dict[str, Callable[[], Written]] = {
 
 
 def _group_norm(samples: int, channels: int, size: int, last: bool = False) -> Callable[[], Written]:
-    """A group norm of 32 groups and a SiLU, as in a diffusion model's UNet; channels-last without the SiLU."""
+    """A group norm of 32 groups and a SiLU, as in UNets of diffusion models; channels-last without that."""
 
     def make() -> Written:
         norm = nn.GroupNorm(32, channels)
