@@ -51,12 +51,14 @@ def build(name, device):
 families.build = build
 turn = sys.argv[1]
 for task in json.loads(sys.argv[2]):
-    print("MATCH", json.dumps(dataclasses.asdict(whole.work(whole.Task(*task, "cpu", turn)).match)))
+    train = task[0] == "trained"
+    outcome = whole.work(whole.Task(*task, "cpu", turn, exact=not train, train=train))
+    print("MATCH", json.dumps(dataclasses.asdict(outcome.match)))
 """
 
 
 def test_models_from_end_to_end(tmp_path: Path) -> None:
-    tasks = [["plain", "checkpoint"], ["random", "fp32"], ["missing", "bf16"]]
+    tasks = [["plain", "checkpoint"], ["random", "fp32"], ["trained", "checkpoint"], ["missing", "bf16"]]
     paths = os.pathsep.join([str(TOOLS), str(TOOLS.parent), os.environ["PYTHONPATH"]])
     env = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "turn"), json.dumps(tasks)]
@@ -67,15 +69,35 @@ def test_models_from_end_to_end(tmp_path: Path) -> None:
     assert [(m.status, m.recipe) for m in found] == [
         ("ok", "checkpoint"),
         ("ok", "fp32"),
+        ("ok", "checkpoint"),
         ("absent", "bf16"),
     ], [m.message for m in found]
-    plain, random, _ = found
+    plain, random, trained, _ = found
     assert plain.timed and plain.ours.fused >= 1 and plain.stock.fused == 0
     assert plain.stock.graphs == plain.ours.graphs == 1
     assert plain.reference == "float32" and 1e-4 < plain.ours.errors[0] <= plain.ours.errors[1] < 0.1
     assert not plain.less_exact
     # The same numbers are drawn by both ways, which differ by rounding.
     assert random.reference.startswith("stock") and random.ours.errors[1] < 1e-4
+
+    # Both ways start from the same weights, and each changes its own.
+    stock, ours = trained.stock, trained.ours
+    assert (trained.items, trained.unit) == (64, "tokens") and ours.fused >= 1
+    assert len(stock.losses) == len(ours.losses) > 3 and stock.losses[0] == pytest.approx(
+        ours.losses[0], rel=1e-2
+    )
+    assert stock.losses == pytest.approx(ours.losses, rel=1e-2)
+    assert stock.losses[-1] < stock.losses[0] and ours.losses[-1] < ours.losses[0]
+    assert stock.first_s > 0 and ours.first_s > 0 and not stock.errors
+    text = matches.report(found)
+    head, _, row = text.splitlines()[:3]
+    told = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (head, row)), strict=True))
+    assert (
+        told["model"] == "trained"
+        and told["a step"] == "64 tokens"
+        and told["steps"] == str(len(ours.losses))
+    )
+    assert told["loss, last"] == f"{stock.losses[-1]:.4f} -> {ours.losses[-1]:.4f}"
 
 
 def test_the_reference_leaves_the_precision_of_products_as_it_was() -> None:

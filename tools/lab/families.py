@@ -448,6 +448,7 @@ def _decoder(name: str, shape: tuple[int, int], **sizes: Any) -> tuple[nn.Module
 
     config = transformers.CONFIG_MAPPING[name](use_cache=False, **sizes)
     model = transformers.AutoModelForCausalLM.from_config(config)
+    model.loss_type = "ForCausalLM"  # GPT-2's is missing: the warning of it breaks the graph
     return model, {"input_ids": _ids(*shape), "labels": _ids(*shape)}
 
 
