@@ -202,9 +202,9 @@ class Example:
     @property
     def batch(self) -> tuple[int, str]:
         """How much a step trains on, and of what."""
-        ids = self.inputs.get("input_ids")
         first = next(iter(self.inputs.values()))
-        return (len(first), "images") if ids is None else (ids.numel(), "tokens")
+        text = first.dtype is torch.long and first.ndim == 2
+        return (first.numel(), "tokens") if text else (len(first), "images")
 
     @property
     def parameters(self) -> list[nn.Parameter]:
