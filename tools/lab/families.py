@@ -133,7 +133,9 @@ def build(name: str, device: str = "meta") -> tuple[nn.Module, dict[str, Any]]:
         return model, {name: _of_batch(x, int(batch)) if batch else x for name, x in inputs.items()}
 
 
-def _of_batch(x: torch.Tensor, batch: int) -> torch.Tensor:
+def _of_batch(x: Any, batch: int) -> Any:
+    if not isinstance(x, Tensor):
+        return x
     return torch.zeros(batch, *x.shape[1:], dtype=x.dtype, requires_grad=x.requires_grad)
 
 
@@ -472,7 +474,7 @@ def _liger() -> tuple[nn.Module, dict[str, Any]]:
 
     model, inputs = _decoder("llama", (4, 2048), **LLAMA_1B)
     apply_liger_kernel_to_llama(model=model)
-    return model, inputs
+    return model, {**inputs, "return_dict": True}  # else it asks the config, whose warning breaks the graph
 
 
 WHOLE: dict[str, tuple[str, Callable[[], tuple[nn.Module, dict[str, Any]]]]] = {  # recipe, builder
