@@ -44,7 +44,7 @@ class Sizes:
     seeds: int
 
 
-GPU, INTERPRETED = Sizes(6, 384, 6, 64, 256, 1500, 3), Sizes(1, 32, 2, 4, 16, 8, 1)
+GPU, INTERPRETED = Sizes(6, 384, 6, 64, 256, 1000, 3), Sizes(1, 32, 2, 4, 16, 8, 1)
 
 
 # The corpus, byte by byte.

@@ -16,9 +16,9 @@ of an add in the same run. A family that cannot be built here is listed as absen
 
 --train: the models of `families.WHOLE` at their published depth and batch, each in its recipe, with a step of
 AdamW (eager, fused). Adds tokens or images a second, all memory held at the peak, seconds of the first step
-(one compile thread, caches empty, waits for the GPU left out), and losses of both ways, which start from the
-same weights and have the same random numbers. The batch is the same in each step, of random numbers. Errors
-of gradients are left out. Exit status: 0; 1 if a model failed.
+(caches empty, waits for the GPU left out), and losses of both ways, which start from the same weights and
+have the same random numbers. The batch is the same in each step, of random numbers. Errors of gradients are
+left out. Exit status: 0; 1 if a model failed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     exact = not (args.no_errors or args.train)
     tasks = [Task(*one, args.device, "", exact, args.profile, args.train) for one in chosen(args)]
     path, limits = args.out / "models.jsonl", (MODEL_S, TO_FINISH_S)
-    measured("lab.whole", tasks, args, path, limits, taken, told)
+    measured("lab.whole", tasks, args, path, limits, taken, told, args.threads)
 
 
 def taken(task: Any, result: Any) -> Match:
@@ -96,6 +96,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=540, help="in all (default: %(default)s)")
     parser.add_argument("--skip", nargs="+", type=Path, default=[], help="results whose models are left out")
     parser.add_argument("--workers", type=int, default=WORKERS, help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=1, help="that compile; processor seconds lack theirs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for tests")
     parser.add_argument("--no-errors", action="store_true", help="without the errors of gradients")
     parser.add_argument("--profile", action="store_true", help="with a table of each model's kernels")

@@ -163,6 +163,7 @@ def _compile_small(task: Task, turn: Turn) -> None:
     for name in ("stock", "ours"):
         Trainer(small, Match("", ""), name, turn).first()
     turn.give_back()
+    torch._dynamo.reset()  # else sizes that differ from these become symbolic
 
 
 @contextlib.contextmanager
