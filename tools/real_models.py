@@ -3,6 +3,7 @@
     python tools/real_models.py --limit 40 --out models              # as many as --seconds allows
     python tools/real_models.py --out more --skip models/models.jsonl
     python tools/real_models.py --profile --families torchao/rowwise --recipes bf16
+    python tools/real_models.py --train                              # whole models, as people train them
     python tools/real_models.py --report models/models.jsonl more/models.jsonl
 
 Module code as published, random weights, few layers (`lab/families.py`). Per model and way: milliseconds of
@@ -11,8 +12,13 @@ memory, processor seconds of the compile, errors of gradients (`lab/whole.py`). 
 side by side; what runs on the GPU runs alone. In --out: `models.jsonl`, a line per model as it ends, so that
 a run that is cut off loses nothing, and `models.md`, the report. --profile adds `FAMILY_RECIPE.md`: each
 kernel outside libraries, who made it, its calls, time and bytes in a step, and its percent of the bandwidth
-of an add in the same run. A family that cannot be built here is listed as absent. Exit status: 0; 1 if a
-model failed.
+of an add in the same run. A family that cannot be built here is listed as absent.
+
+--train: the models of `families.WHOLE` at their published depth and batch, each in its recipe, with a step of
+AdamW (eager, fused). Adds tokens or images a second, all memory held at the peak, seconds of the first step
+(caches empty, waits for the GPU left out), and losses of both ways, which start from the same weights and
+have the same random numbers. The batch is the same in each step, of random numbers. Errors of gradients are
+left out. Exit status: 0; 1 if a model failed.
 """
 
 from __future__ import annotations
@@ -35,28 +41,32 @@ MODEL_S = 400  # a model that takes longer counts as hung: it also waits for the
 TO_FINISH_S = 100  # from the last start of a model to the end
 
 
-def chosen(families: Sequence[str], args: argparse.Namespace) -> list[tuple[str, str]]:
+def chosen(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Family and recipe of each, in order: first every family once, in recipes that alternate, then in the
-    next recipe."""
+    next recipe. A whole model has its own recipe unless --recipes names others."""
+    from lab import families
+    from lab.recipes import RECIPES
+
     done = {(match.family, match.recipe) for match in matches.load(args.skip)}
-    recipes = args.recipes
-    every = [
-        (family, recipes[(i + turn) % len(recipes)])
-        for turn in range(len(recipes))
-        for i, family in enumerate(families)
-    ]
+    own = dict(families.whole())
+    names = args.families or (list(own) if args.train else families.names())
+    recipes = [args.recipes or ([own[n]] if n in own else RECIPES[:-1]) for n in names]
+    every = dict.fromkeys(
+        (name, its[(i + turn) % len(its)])
+        for turn in range(max(map(len, recipes)))
+        for i, (name, its) in enumerate(zip(names, recipes, strict=True))
+    )
     return [one for one in every if one not in done][: args.limit]
 
 
 def run(args: argparse.Namespace) -> None:
     """All models; a line in the results as each ends."""
-    from lab import families
     from lab.whole import Task
 
-    todo = chosen(args.families or families.names(), args)
-    tasks = [Task(*one, args.device, "", not args.no_errors, args.profile) for one in todo]
+    exact = not (args.no_errors or args.train)
+    tasks = [Task(*one, args.device, "", exact, args.profile, args.train) for one in chosen(args)]
     path, limits = args.out / "models.jsonl", (MODEL_S, TO_FINISH_S)
-    measured("lab.whole", tasks, args, path, limits, taken, told)
+    measured("lab.whole", tasks, args, path, limits, taken, told, args.threads)
 
 
 def taken(task: Any, result: Any) -> Match:
@@ -81,14 +91,16 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments.parser(__doc__)
     parser.add_argument("--report", nargs="+", type=Path, help="only the report, of these files")
     parser.add_argument("--families", nargs="+", help="such as transformers/llama (default: all)")
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES[:-1]))
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, help="default: all but the last")
     parser.add_argument("--limit", type=int, help="so many models at most")
     parser.add_argument("--seconds", type=float, default=540, help="in all (default: %(default)s)")
     parser.add_argument("--skip", nargs="+", type=Path, default=[], help="results whose models are left out")
     parser.add_argument("--workers", type=int, default=WORKERS, help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=1, help="that compile; processor seconds lack theirs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for tests")
     parser.add_argument("--no-errors", action="store_true", help="without the errors of gradients")
     parser.add_argument("--profile", action="store_true", help="with a table of each model's kernels")
+    parser.add_argument("--train", action="store_true", help="with an optimizer; by default, whole models")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/models")))
     return parser.parse_args(argv)
 

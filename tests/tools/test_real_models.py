@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import real_models
 import torch
 from fresh_process import HANG_S
-from lab import launches, matches, whole
+from lab import families, launches, matches, whole
 from torch import nn
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -49,14 +50,17 @@ def build(name, device):
     return Model(0.1 if name == "random" else 0.0), ids
 
 families.build = build
+whole.WARM_UP = whole.LEAST_PROFILES = whole.SETTLING = 1
 turn = sys.argv[1]
 for task in json.loads(sys.argv[2]):
-    print("MATCH", json.dumps(dataclasses.asdict(whole.work(whole.Task(*task, "cpu", turn)).match)))
+    train = task[0] == "trained"
+    outcome = whole.work(whole.Task(*task, "cpu", turn, exact=not train, train=train))
+    print("MATCH", json.dumps(dataclasses.asdict(outcome.match)))
 """
 
 
 def test_models_from_end_to_end(tmp_path: Path) -> None:
-    tasks = [["plain", "checkpoint"], ["random", "fp32"], ["missing", "bf16"]]
+    tasks = [["plain", "checkpoint"], ["random", "fp32"], ["trained", "checkpoint"], ["missing", "bf16"]]
     paths = os.pathsep.join([str(TOOLS), str(TOOLS.parent), os.environ["PYTHONPATH"]])
     env = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "turn"), json.dumps(tasks)]
@@ -67,15 +71,64 @@ def test_models_from_end_to_end(tmp_path: Path) -> None:
     assert [(m.status, m.recipe) for m in found] == [
         ("ok", "checkpoint"),
         ("ok", "fp32"),
+        ("ok", "checkpoint"),
         ("absent", "bf16"),
     ], [m.message for m in found]
-    plain, random, _ = found
+    plain, random, trained, _ = found
     assert plain.timed and plain.ours.fused >= 1 and plain.stock.fused == 0
     assert plain.stock.graphs == plain.ours.graphs == 1
     assert plain.reference == "float32" and 1e-4 < plain.ours.errors[0] <= plain.ours.errors[1] < 0.1
     assert not plain.less_exact
     # The same numbers are drawn by both ways, which differ by rounding.
     assert random.reference.startswith("stock") and random.ours.errors[1] < 1e-4
+
+    # Both ways start from the same weights, and each changes its own.
+    stock, ours = trained.stock, trained.ours
+    assert (trained.items, trained.unit) == (64, "tokens") and ours.fused >= 1
+    assert len(stock.losses) > 3 and stock.losses == pytest.approx(ours.losses, rel=1e-4)
+    assert stock.losses[-1] < stock.losses[0] * (1 - 1e-3)
+    assert stock.first_s > 0 and ours.first_s > 0 and not stock.errors
+    text = matches.report(found)
+    head, _, row = text.splitlines()[:3]
+    told = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (head, row)), strict=True))
+    assert (told["model"], told["a step"], told["steps"]) == ("trained", "64 tokens", str(len(ours.losses)))
+    assert told["loss, last"] == f"{stock.losses[-1]:.4f} -> {ours.losses[-1]:.4f}"
+
+
+def test_what_training_holds_between_steps() -> None:
+    """The peak of a way counts its weights, both moments, the steps of AdamW, and the batch."""
+    training: Any = object.__new__(whole.Training)
+    model, batch = nn.Linear(10, 10, bias=False), {"x": torch.ones(5, 10), "n": 3}
+    training.example = SimpleNamespace(model=model, inputs=batch)
+    training.optimizer = torch.optim.AdamW(model.parameters())
+    assert training.held == 4 * (100 + 50)
+    model(batch["x"]).sum().backward()
+    training.optimizer.step()
+    assert training.held == 4 * (3 * 100 + 1 + 50)
+
+
+def test_whole_models_train_in_their_own_recipes() -> None:
+    def chosen(*argv: str) -> list[tuple[str, str]]:
+        return real_models.chosen(real_models.parsed(["--train", *argv]))
+
+    assert chosen() == families.whole() and ("whole/llama_1b", "checkpoint") in chosen()
+    assert chosen("--families", "whole/gpt2", "whole/vit_b", "--limit", "1") == [("whole/gpt2", "autocast")]
+    assert chosen("--families", "whole/gpt2", "--recipes", "bf16") == [("whole/gpt2", "bf16")]
+    two = chosen("--families", "loops/tiny", "loops/dit", "--recipes", "bf16", "fp32")
+    assert two[:2] == [("loops/tiny", "bf16"), ("loops/dit", "fp32")]
+    assert two[2:] == [("loops/tiny", "fp32"), ("loops/dit", "bf16")]
+
+
+def test_losses_of_whole_models() -> None:
+    class Predicts(nn.Module):
+        def forward(self, sample: torch.Tensor) -> Any:
+            return SimpleNamespace(sample=torch.cat([sample + 2, sample], 1))
+
+    noise = torch.ones(2, 4, 8, 8)
+    assert families.Denoiser(Predicts())(noise=noise, sample=noise) == 4
+    logits = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
+    loss = families.Classifier(nn.Identity())(logits, torch.tensor([0, 1]))
+    assert loss.item() == pytest.approx(math.log(2))
 
 
 def test_the_reference_leaves_the_precision_of_products_as_it_was() -> None:

@@ -4,7 +4,8 @@ A family of transformers is a model type with its config's defaults, but for the
 timm is a module of `timm.models`, represented by its first plain model, or a model by its own name, whole.
 One of torchao is a recipe of its float8 training, of one block by default (`lab/float8_client.py`). One of
 `shallow` is any model of timm, with few blocks; one of `programs` and `spellings` is of
-`support/spellings.py`. A name may end in `@` and a batch.
+`support/spellings.py`. One of `whole` is a model at its published depth, with its loss and a batch that
+people train it with. A name may end in `@` and a batch.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from random import Random
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from support import spellings
-from torch import nn
+from torch import Tensor, nn
 
 LAYERS = 2
 TOKENS, SEQUENCES = 2048, 8  # of decoders
@@ -124,13 +126,16 @@ def build(name: str, device: str = "meta") -> tuple[nn.Module, dict[str, Any]]:
         "demo": _demo,
         "casts": _cast,
         "written": _written,
+        "whole": lambda name: WHOLE[name][1](),
     }
     with torch.device(device):
         model, inputs = makers[package](family)
         return model, {name: _of_batch(x, int(batch)) if batch else x for name, x in inputs.items()}
 
 
-def _of_batch(x: torch.Tensor, batch: int) -> torch.Tensor:
+def _of_batch(x: Any, batch: int) -> Any:
+    if not isinstance(x, Tensor):
+        return x
     return torch.zeros(batch, *x.shape[1:], dtype=x.dtype, requires_grad=x.requires_grad)
 
 
@@ -223,6 +228,16 @@ DIFFUSERS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
         "UNet2DConditionModel",
         {"layers_per_block": 1},
         {"sample": (8, 4, 64, 64), "timestep": (8,), "encoder_hidden_states": (8, 77, 1280)},
+    ),
+    "stable_diffusion_1.5": (
+        "UNet2DConditionModel",
+        {"cross_attention_dim": 768},
+        {"sample": (8, 4, 64, 64), "timestep": (8,), "encoder_hidden_states": (8, 77, 768)},
+    ),
+    "dit_xl_2": (
+        "DiTTransformer2DModel",
+        {"out_channels": 8},  # the noise and its variance
+        {"hidden_states": (32, 4, 32, 32), "timestep": (32,), "class_labels": (32,)},
     ),
 }
 
@@ -386,3 +401,94 @@ def _fewer(model: nn.Module) -> Iterator[dict[str, Any]]:
         default = takes[key].default if key in takes else None
         if isinstance(default, list | tuple) and all(isinstance(n, int) for n in default):
             yield {key: tuple(min(LAYERS, n) for n in default)}
+
+
+# Whole models.
+
+
+class Classifier(nn.Module):
+    """A model of timm, and the cross entropy of its logits (images, classes)."""
+
+    classes = 1000
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(x).float(), labels)
+
+
+class Denoiser(nn.Module):
+    """A model of diffusers, and the squared error of its noise (images, 4, height, width)."""
+
+    classes = 1000  # and as many steps of time
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, noise: Tensor, **inputs: Tensor) -> Tensor:
+        predicted = self.model(**inputs).sample[:, : noise.shape[1]]
+        return F.mse_loss(predicted.float(), noise.float())
+
+
+def _classifier(name: str, images: int) -> tuple[nn.Module, dict[str, Any]]:
+    import timm
+
+    model = timm.create_model(name)
+    return Classifier(model), {"x": torch.zeros(images, *_input_size(model)), "labels": _ids(images)}
+
+
+def _denoiser(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    model, inputs = _diffusers(name)
+    return Denoiser(model), {"noise": torch.zeros_like(next(iter(inputs.values()))), **inputs}
+
+
+def _decoder(name: str, shape: tuple[int, int], **sizes: Any) -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+
+    config = transformers.CONFIG_MAPPING[name](use_cache=False, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.loss_type = "ForCausalLM"  # GPT-2's is missing: the warning of it breaks the graph
+    return model, {"input_ids": _ids(*shape), "labels": _ids(*shape)}
+
+
+LLAMA_1B = {  # of Llama 3.2
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
+
+
+def _liger() -> tuple[nn.Module, dict[str, Any]]:
+    """The Llama with what Liger replaces by default: RMSNorms, SwiGLU, rotary embeddings, and the head with
+    its loss, whose logits it computes in chunks. Liger also changes transformers for the rest of the process.
+    """
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+    model, inputs = _decoder("llama", (4, 2048), **LLAMA_1B)
+    apply_liger_kernel_to_llama(model=model)
+    return model, {**inputs, "return_dict": True}  # else it asks the config, whose warning breaks the graph
+
+
+WHOLE: dict[str, tuple[str, Callable[[], tuple[nn.Module, dict[str, Any]]]]] = {  # recipe, builder
+    "stable_diffusion_1.5": ("channels_last", lambda: _denoiser("stable_diffusion_1.5")),
+    "convnext_b": ("autocast", lambda: _classifier("convnext_base", 64)),
+    "dit_xl_2": ("bf16", lambda: _denoiser("dit_xl_2")),
+    "llama_1b": ("checkpoint", lambda: _decoder("llama", (4, 2048), **LLAMA_1B)),
+    "llama_1b_liger": ("checkpoint", _liger),
+    "gpt2": ("autocast", lambda: _decoder("gpt2", (16, 1024))),
+    "vit_b": ("bf16", lambda: _classifier("vit_base_patch16_224", 128)),
+    "resnet50": ("channels_last", lambda: _classifier("resnet50", 256)),
+}
+
+
+def whole() -> list[tuple[str, str]]:
+    """The whole models and their recipes, those first that compile longest."""
+    return [(f"whole/{name}", recipe) for name, (recipe, _) in WHOLE.items()]

@@ -30,6 +30,9 @@ class Side:
     milliseconds, the mean of the profiles]. `errors`: the median and the largest over the gradients,
     relative, by the norm. `moved`: bytes of a step's launches of a Triton kernel, by name, of each tensor
     once; only of a profile.
+
+    With an optimizer, whose work is part of a step, `peak` is all that is held. `first_s`: seconds of the
+    first step, which compiles. `losses`: of each step until the last one that was timed.
     """
 
     step_ms: float | None = None
@@ -42,6 +45,8 @@ class Side:
     launches: int | None = None
     peak: int | None = None
     compile_s: float = 0.0
+    first_s: float = 0.0
+    losses: list[float] = field(default_factory=list)
     graphs: int = 0
     kernels: dict[str, list[float]] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)
@@ -58,13 +63,16 @@ class Side:
 class Match:
     """A family in a recipe. `status`: ok, absent (it cannot be built here), failed, hung or crashed.
     `reference`: what errors are against. `add`: bytes a microsecond of a long `torch.add`; only of a profile.
-    `locked`: seconds on the GPU, by step."""
+    `locked`: seconds on the GPU, by step. `items`: tokens or images (the `unit`) of a step with an optimizer,
+    0 without one."""
 
     family: str
     recipe: str
     status: str = "ok"
     message: str = ""
     parameters: int = 0
+    items: int = 0
+    unit: str = ""
     reference: str = ""
     add: float | None = None
     stock: Side = field(default_factory=Side)
@@ -165,42 +173,79 @@ def outside(side: Side) -> float | None:
 
 
 def report(matches: Sequence[Match]) -> str:
-    """A table sorted by the ratio of the GPU time, with its standard error, and the issue's figures."""
+    """A table sorted by the ratio of the GPU time, with its standard error, and the issue's figures. Models
+    with an optimizer have a table of their own."""
     timed = sorted((m for m in matches if m.timed), key=lambda m: m.ratio(gpu) or 0)
-    parts = [table(HEAD, map(cells, timed)), table(["figure", "found", "bar"], figures(timed))]
+    trained, others = [m for m in timed if m.items], [m for m in timed if not m.items]
+    parts = [table(TRAINED, map(trained_cells, trained))] if trained else []
+    if others or not trained:
+        parts += [table(HEAD, map(cells, others)), table(["figure", "found", "bar"], figures(others))]
     rest = [m for m in matches if not m.timed]
     lines = [f"- {m.name}: {m.status}, {' '.join(m.message.split())[:200]}" for m in rest]
     return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
 
 
+def both(match: Match, of: Callable[[Side], float | None], form: str = ".2f", scale: float = 1) -> str:
+    """Stock -> ours."""
+    found = [of(match.stock), of(match.ours)]
+    return " -> ".join("-" if value is None else format(value / scale, form) for value in found)
+
+
+def quotient(match: Match, of: Callable[[Side], float | None]) -> str:
+    """Stock's over ours; of the time on the GPU with its standard error."""
+    found = match.ratio(of)
+    error = match.uncertainty if of is gpu else None
+    return (f"{found:.3f}" if found else "-") + (f" ±{error:.3f}" if error is not None else "")
+
+
 def cells(match: Match) -> list[str]:
-    """A line of the table: stock -> ours."""
-
-    def both(of: Callable[[Side], float | None], form: str = ".2f", scale: float = 1) -> str:
-        found = [of(match.stock), of(match.ours)]
-        return " -> ".join("-" if value is None else format(value / scale, form) for value in found)
-
-    def ratio(of: Callable[[Side], float | None]) -> str:
-        found = match.ratio(of)
-        return f"{found:.3f}" if found else "-"
-
-    error = match.uncertainty
-
+    """A line of the table."""
     return [
         match.family,
         match.recipe,
-        both(lambda side: side.step_ms),
-        both(gpu),
-        ratio(gpu) + (f" ±{error:.3f}" if error is not None else ""),
-        both(outside),
-        ratio(outside),
+        both(match, lambda side: side.step_ms),
+        both(match, gpu),
+        quotient(match, gpu),
+        both(match, outside),
+        quotient(match, outside),
         "-" if match.different is None else " -> ".join(f"{ms:.2f}" for ms in match.different),
-        both(lambda side: side.peak, ".0f", 2**20),
-        both(lambda side: side.compile_s, ".1f"),
-        both(lambda side: side.launches, ".0f"),
+        both(match, lambda side: side.peak, ".0f", 2**20),
+        both(match, lambda side: side.compile_s, ".1f"),
+        both(match, lambda side: side.launches, ".0f"),
         str(match.ours.fused),
-        ", ".join(f"{reason} {n}" for reason, n in match.ours.declined.items()) or "-",
-        both(lambda side: side.errors[0] if side.errors else None, ".1e"),
+        declined(match),
+        both(match, lambda side: side.errors[0] if side.errors else None, ".1e"),
+    ]
+
+
+def declined(match: Match) -> str:
+    return ", ".join(f"{reason} {n}" for reason, n in match.ours.declined.items()) or "-"
+
+
+TRAINED = ["model", "recipe", "a step", "a second", "step ms", "ratio", "GPU ms", "ratio", "different ms"]
+TRAINED += ["peak MiB", "first step s", "loss, first", "loss, last", "steps", "regions", "declined"]
+
+
+def trained_cells(match: Match) -> list[str]:
+    """A line of the table of models with an optimizer."""
+    items = match.items
+    return [
+        match.family,
+        match.recipe,
+        f"{items} {match.unit}",
+        both(match, lambda side: 1e3 * items / side.step_ms if side.step_ms else None, ".0f"),
+        both(match, lambda side: side.step_ms),
+        quotient(match, lambda side: side.step_ms),
+        both(match, gpu),
+        quotient(match, gpu),
+        "-" if match.different is None else " -> ".join(f"{ms:.2f}" for ms in match.different),
+        both(match, lambda side: side.peak, ".0f", 2**20),
+        both(match, lambda side: side.first_s, ".1f"),
+        both(match, lambda side: side.losses[0], ".4f"),
+        both(match, lambda side: side.losses[-1], ".4f"),
+        str(len(match.ours.losses)),
+        str(match.ours.fused),
+        declined(match),
     ]
 
 

@@ -43,13 +43,14 @@ def measured(
     limits: tuple[float, float],
     taken: Callable[[Any, Any], Any],
     told: Callable[[Any], str],
+    threads: int = 1,
 ) -> list[Any]:
     """The records of tasks, each `taken` from a task and its result, and a line of `path` as it ends. Prints
     what is `told` of it. `args` has `device`, `workers` and `seconds`, in all. `limits`: seconds of a task,
-    and from the last start of one to the end."""
+    and from the last start of one to the end. Each process compiles kernels in so many `threads`."""
     found, started = list[Any](), time.monotonic()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with measuring(module, args.device, max(1, min(args.workers, len(tasks)))) as (pool, turn):
+    with measuring(module, args.device, max(1, min(args.workers, len(tasks))), threads) as (pool, turn):
         todo = [dataclasses.replace(task, turn=turn) for task in tasks]
         ends = started + args.seconds
         until = ends - min(limits[1], args.seconds / 4)

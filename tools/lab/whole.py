@@ -4,6 +4,9 @@ A step is forward and backward. Both ways share parameters and inputs. Building 
 compiling take a processor only and happen side by side with other processes; the backward is compiled with
 the forward, before anything runs. All else happens in a `Turn` on the GPU, as does what Inductor times while
 it compiles, such as padded matrix products.
+
+A step of training is forward, backward and AdamW. Each way then has weights of its own, which start as the
+other's, and compiles with caches of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch._inductor import config as inductor
 from torch._inductor.runtime import benchmarking
+from torch._inductor.utils import fresh_cache
 
 from mixorder.errors import Decline, MixorderError
 from mixorder.inspection.accuracy import largest_error
@@ -38,9 +42,11 @@ from .matches import Match, Side
 from .processes import Turn, cpu_seconds
 from .stopwatch import Stopwatch, stopwatch
 
-MOST_LOCKED_S = 60
+MOST_LOCKED_S = 90
 SEED = 1  # of a step
 WARM_UP, STEPS, KERNELS = 3, 12, 1000
+TRAINED = 30  # steps of training that are timed
+RATE = 1e-4  # of learning
 # Profiles of each way: as few as bring the standard error of the ratio below `CERTAIN`, with limits. Four
 # were off by 1% where most of the time goes to matrix products (H200), and a model is judged at 0.5%.
 LEAST_PROFILES, MOST_PROFILES, CERTAIN, MOST_PROFILING_S = 4, 40, 0.0015, 25
@@ -55,7 +61,7 @@ LEAST_ROWS = 2  # of an embedding: ids are drawn below the least
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A family and a recipe of the corpus, the device, the file of the `Turn`; `exact`: with gradient
-    errors; `profile`: with the bytes of kernels."""
+    errors; `profile`: with the bytes of kernels; `train`: with an optimizer, and then without errors."""
 
     family: str
     recipe: str
@@ -63,6 +69,7 @@ class Task:
     turn: str
     exact: bool = True
     profile: bool = False
+    train: bool = False
 
 
 @dataclasses.dataclass
@@ -91,6 +98,7 @@ def work(task: Task) -> Outcome:
         turn.give_back()
         torch._dynamo.reset()
         torch.set_float32_matmul_precision("highest")
+    outcome.lost |= "liger" in task.family  # it changes transformers for good
     match.waited_s, match.seconds = round(turn.waited_s, 2), round(time.perf_counter() - started, 2)
     return outcome
 
@@ -117,9 +125,15 @@ def play(example: Example, match: Match, turn: Turn) -> None:
     match.parameters = sum(p.numel() for p in example.model.parameters())
     # Either is stated, since torch 2.15 compiles again where "highest" is first the default and then stated.
     torch.set_float32_matmul_precision("high" if example.task.recipe == "fp32" else "highest")  # TF32
+    examples = {"stock": example, "ours": Example(example.task) if example.task.train else example}
     with turn, _step(match, "move", watch):
-        example.move()
-    trainers = {name: Trainer(example, match, name, turn) for name in ("stock", "ours")}
+        for one in {id(e): e for e in examples.values()}.values():
+            one.move()
+    if example.task.train:
+        match.items, match.unit = example.batch
+        _compile_small(example.task, turn)
+    way = Training if example.task.train else Trainer
+    trainers = {name: way(one, match, name, turn) for name, one in examples.items()}
     for name, trainer in trainers.items():
         held = turn.held_s
         trainer.first()
@@ -136,8 +150,20 @@ def play(example: Example, match: Match, turn: Turn) -> None:
             with _step(match, "errors", watch):
                 _errors(match, example, trainers, watch)
         trainers.clear()
-        example.clear()
+        for one in examples.values():
+            one.clear()
         watch.free()
+
+
+def _compile_small(task: Task, turn: Turn) -> None:
+    """Compile something small in both ways: the first compile of a process takes seconds longer."""
+    small = Example(dataclasses.replace(task, family="loops/tiny", exact=False))
+    with turn:
+        small.move()
+    for name in ("stock", "ours"):
+        Trainer(small, Match("", ""), name, turn).first()
+    turn.give_back()
+    torch._dynamo.reset()  # else sizes that differ from these become symbolic
 
 
 @contextlib.contextmanager
@@ -159,7 +185,8 @@ class Example:
         torch.manual_seed(0)
         self.task = task
         model, inputs = families.build(task.family, "cpu")
-        self.inputs = {name: _drawn(x, _rows(model)) for name, x in inputs.items()}
+        rows, classes = _rows(model), getattr(model, "classes", LEAST_ROWS)
+        self.inputs = {name: _drawn(x, rows, classes) for name, x in inputs.items()}
         self.plain = copy.deepcopy(model) if task.exact else None
         cast(model, task.recipe)
         self.model = step(model, task.recipe)
@@ -172,6 +199,13 @@ class Example:
         self.model = self.model.to(device)
         self.inputs = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in self.inputs.items()}
         mark(self.inputs, self.task.recipe)
+
+    @property
+    def batch(self) -> tuple[int, str]:
+        """How much a step trains on, and of what."""
+        first = next(iter(self.inputs.values()))
+        text = first.dtype is torch.long and first.ndim == 2
+        return (first.numel(), "tokens") if text else (len(first), "images")
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -209,13 +243,13 @@ def _rows(model: nn.Module) -> int:
     return min(rows, default=LEAST_ROWS)
 
 
-def _drawn(x: Any, rows: int) -> Any:
+def _drawn(x: Any, rows: int, classes: int) -> Any:
     """Random numbers for a tensor: ids (sequences, tokens), labels of samples, or floating-point numbers."""
     if not isinstance(x, Tensor):
         return x
     if x.is_floating_point():
         return torch.randn_like(x)
-    return torch.randint_like(x, rows if x.ndim > 1 else LEAST_ROWS) if x.dtype is torch.long else x
+    return torch.randint_like(x, rows if x.ndim > 1 else classes) if x.dtype is torch.long else x
 
 
 class Trainer:
@@ -226,6 +260,7 @@ class Trainer:
         self.side: Side = getattr(match, name)
         self.compile = ahead_of_time(example.task.device, name == "ours")
         self.compiled = torch.compile(example.model, backend=self._backend)
+        self.losses: list[Tensor] = []  # of training, on the device: reading one would wait for it
 
     def _backend(self, gm: Any, inputs: Any) -> Callable[..., Any]:
         """Compiles forward and backward without the turn, and takes it for the run that follows."""
@@ -255,18 +290,60 @@ class Trainer:
         roots = roots_of(self.compiled(**self.example.inputs))
         return gradients(roots, self.example.parameters)
 
+    @property
+    def held(self) -> int:
+        """Bytes between steps that count as part of a step's peak."""
+        return 0
+
+
+class Training(Trainer):
+    """One way with an optimizer. Call it for a step of training."""
+
+    def __init__(self, example: Example, match: Match, name: str, turn: Turn) -> None:
+        super().__init__(example, match, name, turn)
+        self.optimizer = torch.optim.AdamW(example.parameters, lr=RATE, fused=True)
+
+    def first(self) -> None:
+        """With empty caches; also notes its seconds, without waits for the GPU."""
+        started, waited = time.perf_counter(), self.turn.waited_s
+        with fresh_cache():
+            super().first()
+            stopwatch(self.example.task.device).wait()
+        seconds = time.perf_counter() - started - (self.turn.waited_s - waited)
+        self.side.first_s = round(seconds, 2)
+
+    def __call__(self) -> Sequence[Tensor | None]:
+        torch.manual_seed(len(self.losses))  # other masks of dropout in each step, the same in both ways
+        (loss,) = roots_of(self.compiled(**self.example.inputs))
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.detach())
+        return []
+
+    @property
+    def held(self) -> int:
+        """Of weights, buffers, the optimizer's state and the batch."""
+        states = (x for state in self.optimizer.state.values() for x in state.values())
+        model, batch = self.example.model, self.example.inputs.values()
+        kept = [*model.parameters(), *model.buffers(), *states, *batch]
+        return sum(x.nbytes for x in kept if isinstance(x, Tensor))
+
 
 def _measured(match: Match, trainers: dict[str, Trainer], watch: Stopwatch) -> None:
     sides = {name: trainer.side for name, trainer in trainers.items()}
     with _step(match, "times", watch):
         watch.steps(trainers, WARM_UP)
-        for name, found in watch.steps(trainers, STEPS).items():
+        count = TRAINED if match.items else STEPS
+        for name, found in watch.steps(trainers, count).items():
             quartiles = statistics.quantiles(found, n=4)
             side = sides[name]
             side.low, side.step_ms, side.high = (round(ms, 4) for ms in quartiles)
     with _step(match, "peak", watch):
         for name, trainer in trainers.items():
-            sides[name].peak = watch.peak(trainer)
+            sides[name].losses = [loss.item() for loss in trainer.losses]
+            peak = watch.peak(trainer)
+            sides[name].peak = None if peak is None else peak + trainer.held
     with _step(match, "kernels", watch):
         until = time.perf_counter() + MOST_PROFILING_S
         for n in range(MOST_PROFILES):
