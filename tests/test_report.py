@@ -89,11 +89,11 @@ def twelve_tiles_between_two_reductions() -> Graph:
 
 def transposed() -> Graph:
     """Every large tensor lies across memory, and no access of several rows begins where the last one ends."""
-    graph = graphs.pair_graph(513)
+    graph = graphs.pair_graph(513, 64)
     for name in ("x_1", "dy_1", "mul", "mul_1", "sub"):
         meta = node(graph, name).meta
         with meta["val"].fake_mode:
-            meta["val"] = torch.empty((256, 513)).t()
+            meta["val"] = torch.empty((64, 513)).t()
     return graph
 
 
