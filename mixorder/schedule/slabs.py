@@ -142,8 +142,8 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
         summed=frozenset(summed),
         sums=sum(3 if s.moments else 1 for s in partials),
         moments=any(s.moments for s in partials),
-        at_once=at_once(program, first),
-        applied=at_once(program, third) + _bytes(program, third, Store) / 4,
+        at_once=_at_once(program, first),
+        applied=_at_once(program, third) + _bytes(program, third, Store) / 4,
         across=across(third.axes, [*first.accesses(), *third.accesses()]),
         ends=sizes_of(program, [axis for nest in fourth for axis in nest.loops[1:]]),
         in_ends=frozenset(i for i, axis in enumerate(third.axes) if fourth and axis not in third.summed),
@@ -155,7 +155,7 @@ def facts_of_slabs(program: LoopProgram) -> SlabFacts:
     )
 
 
-def at_once(program: LoopProgram, nest: Nest) -> float:
+def _at_once(program: LoopProgram, nest: Nest) -> float:
     """The most words of an element that a thread has at once: what is loaded, before it is converted, or what
     is computed, in the order of the statements."""
     deps, every = nest.dependence(), {axis.symbol for axis in nest.axes if axis.size != 1}
