@@ -93,9 +93,11 @@ class _Numbered:
 
     def tiles(self, nodes: list[Node], seed_of: Callable[[Node], TileSeed | None]) -> RegionSearch:
         """Yield a region for each seed of nodes that end within a tile, or the reason against it. What is not
-        taken may join another region."""
+        taken of a region may have its own, or join another one."""
         tried: set[Node] = set()
-        for node in nodes:
+        todo = nodes[::-1]
+        while todo:
+            node = todo.pop()
             if node in tried or (seed := seed_of(node)) is None:
                 continue
             used = {*seed.inner, *seed.outer, *seed.results}
@@ -106,8 +108,9 @@ class _Numbered:
                 self.count += 1
                 if not isinstance(taken := (yield region), Region):
                     continue
-                used = set(taken.nodes)
-                tried |= used
+                left, used = used.difference(taken.nodes), set(taken.nodes)
+                todo += (n for n in reversed(nodes) if n in left)
+                tried = tried - left | used
                 for analysis in self.analyses.values():
                     analysis.forget(used)
             except Decline as decline:

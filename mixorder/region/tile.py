@@ -195,6 +195,7 @@ class Growth:
         self.analysis = seed.analysis
         self.orders = Orders(seed.root)
         self.wanted = {*seed.inner, *seed.outer, *seed.results}
+        self.again = seed.again | above(seed.again)
         self.above = {n for n in above(self.wanted, seed.without) if is_loop(n)} - seed.without
         core = self.above | self.wanted
         self.reads = {a for n in core for a in operands(n) if a not in core}
@@ -344,7 +345,7 @@ class Growth:
         if node in self.members or node in self.tainted or not is_loop(node):
             return
         args = operands(node)
-        cheap = self.analysis.recomputed(node) and not self.is_stored(node)
+        cheap = self.is_cheap(node)
         if node in self.pending or ((cheap or self.is_read_anyway(node)) and self.fits(node, args)):
             self.members[node] = False
             self.pending.discard(node)
@@ -358,11 +359,14 @@ class Growth:
     def stays(self, node: Node) -> bool:
         """Whether users outside compute a member again: it is cheap, and needs no result of the region, or
         smaller ones only."""
-        cheap = self.analysis.recomputed(node) and not self.is_stored(node)
-        if not cheap or (self.members[node] and not self.analysis.is_full(node)):
+        if not self.is_cheap(node) or (self.members[node] and not self.analysis.is_full(node)):
             return False
         needed = [a for a in operands(node) if a in self.members]
         return all((self.members[a] and not self.analysis.is_full(a)) or self.stays(a) for a in needed)
+
+    def is_cheap(self, node: Node) -> bool:
+        """Whether loops compute a node rather than read it."""
+        return (node in self.again or self.analysis.recomputed(node)) and not self.is_stored(node)
 
     def is_stored(self, node: Node) -> bool:
         return not shows(node) and self.analysis.is_written_anyway(node)

@@ -29,7 +29,12 @@ from .space_analysis import SMALL
 from .walk import ancestors, dependents
 
 # The reasons that hold for all of a region's nodes, and may not hold for fewer.
-TOO_LARGE = (DeclineReason.ROW_TOO_WIDE, DeclineReason.TOO_MANY_LIVE_TILES, DeclineReason.MEMORY)
+TOO_LARGE = (
+    DeclineReason.ROW_TOO_WIDE,
+    DeclineReason.TOO_MANY_LIVE_TILES,
+    DeclineReason.MEMORY,
+    DeclineReason.ORDER,
+)
 
 
 def less(region: Region, nodes: Collection[Node]) -> Region | None:
@@ -61,15 +66,11 @@ def _grown(seed: Seed, name: str) -> Region | None:
 
 def smaller(region: Region, why: Decline, stored: Collection[Node]) -> list[Region]:
     """What to try instead of a region that is refused. `stored`: nodes that have memory without it."""
-    reductions = ({n} for n in (*region.outer, *region.inner))
     found: list[Region | None] = []
     if why.reason is DeclineReason.UNSUPPORTED_OP:
         found += [less(region, {n for n in region.nodes if n.name == why.node_name})]
-    if why.reason is DeclineReason.MEMORY and (beside := _read_alike(region)):
-        found += [less(region, beside)]
-    elif why.reason in TOO_LARGE:
-        steps = [_last_steps(region)] if why.reason is DeclineReason.ROW_TOO_WIDE else []
-        found += (less(region, nodes) for nodes in (*steps, *reductions, _behind_inner(region)))
+    if why.reason in TOO_LARGE:
+        found += (less(region, nodes) for nodes in dict.fromkeys(_parts(region, why.reason)))
     if why.reason is DeclineReason.MEMORY:
         found += _recomputing(region, stored)
     elif not any(found):
@@ -77,11 +78,36 @@ def smaller(region: Region, why: Decline, stored: Collection[Node]) -> list[Regi
     return list(filter(None, found))
 
 
+def _parts(region: Region, why: DeclineReason) -> Iterator[frozenset[Node]]:
+    """What may be left out of a region that is too large."""
+    if why in (DeclineReason.MEMORY, DeclineReason.ORDER):
+        yield frozenset(_read_alike(region))
+        tensors = _by_tensor(region)
+        every = frozenset().union(*tensors)
+        yield from (nodes for one in tensors for nodes in (every - one, one))
+    if why is DeclineReason.ROW_TOO_WIDE:
+        yield frozenset(_last_steps(region))
+    yield from (frozenset({n}) for n in (*region.outer, *region.inner))
+    yield frozenset(_behind_inner(region))
+
+
 def _read_alike(region: Region) -> set[Node]:
-    """The results of a pair's region that none of its reductions needs or gives, which it has only since it
-    reads what they are computed from."""
+    """The results that no reduction needs or gives, which the region has only since it reads what they are
+    computed from."""
     own = dependents((*region.inner, *region.outer), region.nodes).union(*map(operands, region.nodes))
-    return set(region.outputs) - own if region.inner else set()
+    return set(region.outputs) - own
+
+
+def _by_tensor(region: Region) -> list[frozenset[Node]]:
+    """The reductions of each tensor, such as those of its rows and those of its columns: between a tensor and
+    its reductions are operators of one operand."""
+    found = dict[Node, set[Node]]()
+    for reduction in (*region.outer, *region.inner):
+        source = reduction
+        while len(args := operands(source)) == 1:
+            source = args[0]
+        found.setdefault(source, set()).add(reduction)
+    return list(map(frozenset, found.values()))
 
 
 def _last_steps(region: Region) -> set[Node]:

@@ -43,7 +43,7 @@ ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if 
 ELEMENTS_TURNED = 32768
 MOST_ELEMENTS = 32768  # of whole blocks
 PER_THREAD = 64  # elements of a tile with little to compute, half as many with more
-MOST_PER_THREAD = 128  # of larger blocks and of no reductions, half as many of several tensors
+MOST_PER_THREAD = 128  # of larger blocks of one tensor, and of no reductions, half as many of several tensors
 # Of one axis that is reduced, where nothing narrower than 2 bytes is stored: a tile has a column for each
 # lane of a warp at least, and a thread so many elements. H100, norms over channels, 7 subgraphs, 64 elements
 # of a thread (32 where there is more to compute) in tiles of 64 to 256 columns: 68.2 us, by 8 warps and 32
@@ -218,7 +218,7 @@ def warps_of(extents: Sequence[int], facts: TileFacts) -> int:
     each = PER_THREAD if _roomy(facts) else PER_THREAD // 2
     if facts.of_norm:
         each = PER_THREAD_OF_NORM
-    elif whole > ELEMENTS or not facts.reductions:
+    elif (whole > ELEMENTS and facts.tensors.loads <= 1) or not facts.reductions:
         each = MOST_PER_THREAD if facts.tensors.loads <= 1 else MOST_PER_THREAD // 2
     return max(1, min(MAX_THREADS // WARP, elements // WARP // each))
 

@@ -2,8 +2,8 @@
 
 A family of transformers is a model type with its config's defaults, but for the number of layers; one of
 timm is a module of `timm.models`, represented by its first plain model, or a model by its own name, whole.
-One of torchao is a recipe of its float8 training, of one block by default (`lab/float8_client.py`). One of
-`shallow` is any model of timm, with few blocks; one of `programs` and `spellings` is of
+One of torchao or float8 is a recipe of float8 training, of one block by default (`lab/float8_client.py`),
+and may end in sizes. One of `shallow` is any model of timm, with few blocks; one of `programs` and `spellings` is of
 `support/spellings.py`. One of `whole` is a model at its published depth, with its loss and a batch that
 people train it with. A name may end in `@` and a batch.
 """
@@ -46,7 +46,7 @@ def names() -> list[str]:
     """All families, such as `transformers/llama`: the well-known ones first, then both packages in turns."""
     known = [f"transformers/{name}" for name in WELL_KNOWN]
     in_turns = itertools.zip_longest(transformers_names(), _of_timm())
-    every = [*known, *_by_hand(), *_of_torchao(), *(name for pair in in_turns for name in pair if name)]
+    every = [*known, *_by_hand(), *_of_float8(), *(name for pair in in_turns for name in pair if name)]
     return list(dict.fromkeys(every))
 
 
@@ -56,9 +56,10 @@ def _by_hand() -> Iterator[str]:
     yield from (f"loops/{name}" for name in LOOPS)
 
 
-def _of_torchao() -> Iterator[str]:
-    from lab.float8_client import RECIPES
+def _of_float8() -> Iterator[str]:
+    from lab.float8_client import BY_HAND, RECIPES
 
+    yield from (f"float8/{name}" for name in BY_HAND)
     if importlib.util.find_spec("torchao") is not None:
         yield from (f"torchao/{name}" for name in RECIPES)
 
@@ -112,12 +113,14 @@ def replayed() -> Iterator[tuple[str, str]]:
 def build(name: str, device: str = "meta") -> tuple[nn.Module, dict[str, Any]]:
     """The model and its keyword arguments on a device. Raises what the package raises."""
     package, _, family = name.partition("/")
-    family, _, batch = family.partition("@")
+    of_batch = re.fullmatch(r"(.*)@(\d+)", family)
+    family, batch = of_batch.groups() if of_batch else (family, "")
     makers: dict[str, Callable[[str], tuple[nn.Module, dict[str, Any]]]] = {
         "transformers": _transformers,
         "timm": _timm,
         "loops": _loop,
-        "torchao": _torchao,
+        "torchao": _float8,
+        "float8": _float8,
         "diffusers": _diffusers,
         "shallow": _few_blocks,
         "programs": lambda seed: spellings.composed(int(seed)),
@@ -196,7 +199,7 @@ def _loop(family: str) -> tuple[nn.Module, dict[str, Any]]:
     return LOOPS[family]()
 
 
-def _torchao(family: str) -> tuple[nn.Module, dict[str, Any]]:
+def _float8(family: str) -> tuple[nn.Module, dict[str, Any]]:
     from lab.float8_client import build
 
     return build(family)

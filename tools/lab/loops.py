@@ -39,12 +39,17 @@ class RMSNorm(nn.Module):
         return self.weight * h.to(x.dtype)
 
 
-def rotated(x: Tensor) -> Tensor:
-    """Rotary embedding of (batch, heads, tokens, width), on halves."""
-    half = x.shape[-1] // 2
-    place = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)
-    angle = place[:, None] * 10000 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+def angles(tokens: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding, (tokens, width / 2) float32."""
+    half = width // 2
+    place = torch.arange(tokens, device=device, dtype=torch.float32)
+    angle = place[:, None] * 10000 ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
+    return angle.cos(), angle.sin()
+
+
+def rotated(x: Tensor, table: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Rotary embedding of (batch, heads, tokens, width), on halves; computes the table if none is given."""
+    cos, sin = (one.to(x.dtype) for one in table or angles(x.shape[-2], x.shape[-1], x.device))
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
