@@ -22,6 +22,7 @@ from mixorder import report
 from mixorder.errors import MixorderError
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
+DOCS = TOOLS.parent / "docs"
 
 SCRIPT = """
 import dataclasses, json, sys
@@ -93,6 +94,19 @@ def test_models_from_end_to_end(tmp_path: Path) -> None:
     told = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (head, row)), strict=True))
     assert (told["model"], told["a step"], told["steps"]) == ("trained", "64 tokens", str(len(ours.losses)))
     assert told["loss, last"] == f"{stock.losses[-1]:.4f} -> {ours.losses[-1]:.4f}"
+    kept = [match.brief("abc123") for match in found]
+    assert matches.report(kept) == text and trained.on.split(", ")[1] == "CPU"
+    assert kept[2].on == f"{trained.on}, abc123" and len(kept[2].stock.kernels) == len(stock.kernels) == 0
+
+
+def test_what_is_kept_of_kernels_is_what_differs() -> None:
+    match = matches.Match("a", "bf16", on="today", items=1, stock=matches.Side(3.0), ours=matches.Side(2.0))
+    match.stock.gpu_ms = match.ours.gpu_ms = 2.0
+    match.stock.kernels = {"sum_1": [1, 0.5], "sum_2": [1, 0.25], "product": [3, 1.0]}
+    match.ours.kernels = {"sum_7": [1, 0.5], "product": [3, 1.5]}
+    kept = match.brief("abc123")
+    assert kept.stock.kernels == {"sum": [2, 0.75]} and kept.ours.kernels == {"sum": [1, 0.5]}
+    assert kept.different == match.different == (0.75, 0.5)
 
 
 def test_what_training_holds_between_steps() -> None:
