@@ -109,6 +109,14 @@ def test_what_is_kept_of_kernels_is_what_differs() -> None:
     assert kept.different == match.different == (0.75, 0.5)
 
 
+def test_pages_have_the_kept_records() -> None:
+    """The lab's table is their report, with its day, card, versions and commit."""
+    kept = matches.load([real_models.KEPT])
+    (on,) = {match.on for match in kept}
+    page = (DOCS / "lab" / "duels.md").read_text()
+    assert matches.report(kept) in page and f"({on}, each run once)" in page
+
+
 def test_what_training_holds_between_steps() -> None:
     """The peak of a way counts its weights, both moments, the steps of AdamW, and the batch."""
     training: Any = object.__new__(whole.Training)
