@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -110,11 +111,19 @@ def test_what_is_kept_of_kernels_is_what_differs() -> None:
 
 
 def test_pages_have_the_kept_records() -> None:
-    """The lab's table is their report, with its day, card, versions and commit."""
+    """The lab's table is their report, with its day, card, versions and commit, and so has the README."""
     kept = matches.load([real_models.KEPT])
     (on,) = {match.on for match in kept}
     page = (DOCS / "lab" / "duels.md").read_text()
     assert matches.report(kept) in page and f"({on}, each run once)" in page
+    (liger,) = (match for match in kept if "liger" in match.name)
+    ratios = [match.ratio(matches.gpu) or 1 for match in kept if match is not liger]
+    less = 1 - 1 / statistics.geometric_mean(ratios)
+    assert f"of the six models (without Liger's) is {less:.0%} shorter (geometric mean)" in page
+    who, _, _ = (TOOLS.parent / "README.md").read_text().partition("## Install")
+    assert all(part in who for part in on.split(", "))
+    a_second, peak = 1e3 * liger.items / (liger.stock.step_ms or 0), (liger.stock.peak or 0) / 2**20
+    assert f"{a_second:,.0f} tokens a second, with a peak of {peak:,.0f} MiB" in who
 
 
 def test_what_training_holds_between_steps() -> None:
