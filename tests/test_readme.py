@@ -74,6 +74,16 @@ def test_the_tested_pairs() -> None:
     assert TESTED[release(pinned[0])] == pinned[1]
 
 
+def test_a_device_has_the_day_of_its_last_run() -> None:
+    """Of what is only compiled, that of the offline compile."""
+    runs = {where: day for *_, where, _, day in table("torch", SUPPORTED) if where}
+    devices = {name: (state, day) for name, state, _, day in table("device", SUPPORTED) if day}
+    for card in ("NVIDIA H200", "NVIDIA H100"):
+        assert devices[f"{card} (sm_90)"] == ("measured", runs[card])
+    offline = {day for where, day in runs.items() if "offline compile" in where}
+    assert {day for state, day in devices.values() if state == "compiled"} == offline
+
+
 def test_the_models_that_gain_are_those_of_the_lab() -> None:
     """A row has the figures of one row of the lab or of the page on FP8. The rows are sorted by GPU time."""
     pages = ((DOCS / name).read_text() for name in ("lab/duels.md", "quantise.md"))
@@ -129,7 +139,7 @@ def test_a_figure_stands_in_one_place(page: str) -> None:
 
 
 # Measured for that sentence alone; the day is in it.
-OWN = {"docs/quantise.md": {"61 -> 92", "62 -> 86", "61 -> 83", "57 -> 61"}}
+OWN = {"docs/quantise.md": {"61 -> 92", "62 -> 86", "61 -> 83"}}
 
 
 def test_what_casts_gain_is_the_range_of_their_table() -> None:
@@ -163,6 +173,8 @@ def test_what_was_run_is_what_is_installed() -> None:
 
 def test_the_place_for_measured_figures() -> None:
     assert README.count("<!-- bench -->") == README.count("<!-- /bench -->") == 1
+    (day,) = re.findall(r"^## Norms, (.*)$", (DOCS / "lab" / "benchmark.md").read_text(), re.MULTILINE)
+    assert f"these figures (H200, {day})" in README
 
 
 def test_every_reason_has_a_meaning_and_the_remedy_that_explain_says() -> None:
