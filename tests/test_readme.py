@@ -159,6 +159,14 @@ def test_the_time_of_the_pass_is_the_range_of_its_table() -> None:
     assert f"mixorder adds {said} for each region" in page and f"The pass takes {said} a region" in CHANGELOG
 
 
+def test_what_norms_gain_is_the_range_of_their_tables() -> None:
+    page = (DOCS / "lab" / "family.md").read_text()
+    cells = [line.split("|") for line in page.splitlines() if line.startswith("|") and line.count("|") == 8]
+    speeds = [float(row[5]) for row in cells if re.search(r"\d", row[5])]
+    assert len(speeds) > 50
+    assert f"mixorder is {min(speeds):.1f} to {max(speeds):.1f} times as fast as stock Inductor" in page
+
+
 def test_what_has_to_be_saved_is_what_the_gate_asks_for() -> None:
     least = f"{LEAST_SAVED:.0%}"
     assert f"have to save {least} by prediction" in REASONS and f"now have to save {least}." in CHANGELOG
