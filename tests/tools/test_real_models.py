@@ -120,6 +120,9 @@ def test_pages_have_the_kept_records() -> None:
     ratios = [match.ratio(matches.gpu) or 1 for match in kept if match is not liger]
     less = 1 - 1 / statistics.geometric_mean(ratios)
     assert f"of the six models (without Liger's) is {less:.0%} shorter (geometric mean)" in page
+    first = sorted(m.ours.first_s / m.stock.first_s - 1 for m in kept if m is not liger)
+    told = f"{first[1]:.0%} to {first[-1]:.0%}".replace("%", "", 1) + " longer in five of the six models"
+    assert told in page and f"and {-first[0]:.0%} less in GPT-2" in page
     who, _, _ = (TOOLS.parent / "README.md").read_text().partition("## Install")
     assert all(part in who for part in on.split(", "))
     assert f"| {on.split(', ')[0]} |" in (DOCS / "supported.md").read_text()
