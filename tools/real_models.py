@@ -5,6 +5,7 @@
     python tools/real_models.py --profile --families torchao/rowwise --recipes bf16
     python tools/real_models.py --train                              # whole models, as people train them
     python tools/real_models.py --report models/models.jsonl more/models.jsonl
+    python tools/real_models.py --report models/models.jsonl --keep c292d97c    # in tools/data/whole.jsonl
 
 Module code as published, random weights, few layers (`lab/families.py`). Per model and way: milliseconds of
 forward and backward, time of its kernels, time outside matrix products, attention and convolutions, peak
@@ -18,12 +19,14 @@ of an add in the same run. A family that cannot be built here is listed as absen
 AdamW (eager, fused). Adds tokens or images a second, all memory held at the peak, seconds of the first step
 (caches empty, waits for the GPU left out), and losses of both ways, which start from the same weights and
 have the same random numbers. The batch is the same in each step, of random numbers. Errors of gradients are
-left out. Exit status: 0; 1 if a model failed.
+left out. --keep adds the records to those that pages show (`tests/tools/test_real_models.py` compares), with
+the commit that was measured. Exit status: 0; 1 if a model failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 import sys
@@ -33,9 +36,10 @@ from typing import Any
 
 from lab import arguments, matches
 from lab.matches import Match
-from lab.measuring import measured
+from lab.measuring import append, measured
 from lab.pool import Broken
 
+KEPT = Path(__file__).resolve().parent / "data" / "whole.jsonl"  # the last record of a model counts
 WORKERS = 10  # each holds a model on the processor's side and one on the GPU
 MODEL_S = 400  # a model that takes longer counts as hung: it also waits for the others
 TO_FINISH_S = 100  # from the last start of a model to the end
@@ -90,6 +94,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
     parser = arguments.parser(__doc__)
     parser.add_argument("--report", nargs="+", type=Path, help="only the report, of these files")
+    parser.add_argument("--keep", metavar="COMMIT", help="also keep the records, of this commit")
     parser.add_argument("--families", nargs="+", help="such as transformers/llama (default: all)")
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, help="default: all but the last")
     parser.add_argument("--limit", type=int, help="so many models at most")
@@ -120,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for match in (m for m in found if m.stock.moved or m.ours.moved):
         name = re.sub(r"[^\w.-]+", "_", match.name)
         (args.out / f"{name}.md").write_text(matches.profile(match) + "\n")
+    for match in found if args.keep else []:
+        append(KEPT, dataclasses.asdict(match.brief(args.keep)))
     print(text)
     return int(any(match.status not in ("ok", "absent") for match in found))
 

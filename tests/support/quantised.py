@@ -321,24 +321,32 @@ RECIPES = {
     "uint8_both": Recipe("uint8 with zero points, 1x64 and 64x1, transposed", uint8_both, tensors(1)),
     "int8_rows": Recipe("int8, 1x256", int8_rows, tensors(1), tiled=False),
     "squares": Recipe("128x128", squares, tensors(1)),
-    "rowwise_both": Recipe("rowwise both ways, transposed", rowwise_both, tensors(1), 64),
-    "norm_backward": Recipe("RMSNorm backward, MXFP8 both ways", norm_backward, of_a_norm, 80, exact=False),
-    "gelu_backward": Recipe(
-        "dGELU(tanh), bias gradient, MXFP8 both ways", gelu_backward, tensors(2), 75, exact=False
+    "rowwise_both": Recipe("rowwise along rows and columns, transposed", rowwise_both, tensors(1), 64),
+    "norm_backward": Recipe(
+        "RMSNorm backward, MXFP8 along rows and columns", norm_backward, of_a_norm, 80, exact=False
     ),
-    "swiglu_backward": Recipe("dSwiGLU, MXFP8 both ways", swiglu_backward, tensors(3), 80, exact=False),
-    "delayed": Recipe("delayed scaling both ways, transposed", delayed, tensors(1, factor=True)),
+    "gelu_backward": Recipe(
+        "dGELU(tanh), bias gradient, MXFP8 along rows and columns", gelu_backward, tensors(2), 75, exact=False
+    ),
+    "swiglu_backward": Recipe(
+        "dSwiGLU, MXFP8 along rows and columns", swiglu_backward, tensors(3), 80, exact=False
+    ),
+    "delayed": Recipe("delayed scaling along rows and columns, transposed", delayed, tensors(1, factor=True)),
     "gelu_delayed": Recipe(
-        "dGELU(tanh), bias gradient, delayed scaling both ways",
+        "dGELU(tanh), bias gradient, delayed scaling along rows and columns",
         gelu_delayed,
         tensors(2, factor=True),
         exact=False,
     ),
     "swiglu_rowwise": Recipe(
-        "SwiGLU, rowwise both ways, transposed", swiglu_rowwise, tensors(2), exact=False, wider=4
+        "SwiGLU, rowwise along rows and columns, transposed", swiglu_rowwise, tensors(2), exact=False, wider=4
     ),
     "swiglu_backward_rowwise": Recipe(
-        "dSwiGLU, rowwise both ways, transposed", swiglu_backward_rowwise, tensors(3), exact=False, wider=4
+        "dSwiGLU, rowwise along rows and columns, transposed",
+        swiglu_backward_rowwise,
+        tensors(3),
+        exact=False,
+        wider=4,
     ),
 }
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import graphs
 import pytest
 import torch
-from lab import corpus, harvest, subgraphs
+from lab import corpus, harvest, measuring, subgraphs
 from torch.fx import Graph, Interpreter, Node
 
 from mixorder.errors import Decline, DeclineReason
@@ -132,3 +132,15 @@ def test_what_a_library_returns_is_an_input() -> None:
     found = entry.module("cpu")(x, gradient)
     for want in (*x.max(-1), x[:, 0] + x[:, 1].sum(), gradient.sum(1)):
         assert any(one.dtype == want.dtype and torch.equal(one, want) for one in found)
+
+
+def test_the_page_on_duels_counts_what_the_files_have() -> None:
+    root = Path(__file__).resolve().parents[2]
+    page, data = " ".join((root / "docs/lab/duels.md").read_text().split()), root / "tools" / "data"
+    entries = list(measuring.read([data / "corpus.jsonl.xz"]))
+    families = {place["family"] for entry in entries for place in entry["places"]}
+    assert f"corpus.jsonl.xz` has {len(entries):,} subgraphs of {len(families)} families" in page
+    for name in ("duels", "duels_h100"):
+        keys = [duel["key"] for duel in measuring.read([data / f"{name}.jsonl.xz"])]
+        told = f"{len(keys):,} duels of {len(set(keys)):,} subgraphs"
+        assert f"{name}.jsonl.xz` has {told}" in page

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from mixorder import report
 from mixorder.errors import MixorderError
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
+DOCS = TOOLS.parent / "docs"
 
 SCRIPT = """
 import dataclasses, json, sys
@@ -93,6 +95,39 @@ def test_models_from_end_to_end(tmp_path: Path) -> None:
     told = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (head, row)), strict=True))
     assert (told["model"], told["a step"], told["steps"]) == ("trained", "64 tokens", str(len(ours.losses)))
     assert told["loss, last"] == f"{stock.losses[-1]:.4f} -> {ours.losses[-1]:.4f}"
+    kept = [match.brief("abc123") for match in found]
+    assert matches.report(kept) == text and trained.on.split(", ")[1] == "CPU"
+    assert kept[2].on == f"{trained.on}, abc123" and len(kept[2].stock.kernels) == len(stock.kernels) == 0
+
+
+def test_what_is_kept_of_kernels_is_what_differs() -> None:
+    match = matches.Match("a", "bf16", on="today", items=1, stock=matches.Side(3.0), ours=matches.Side(2.0))
+    match.stock.gpu_ms = match.ours.gpu_ms = 2.0
+    match.stock.kernels = {"sum_1": [1, 0.5], "sum_2": [1, 0.25], "product": [3, 1.0]}
+    match.ours.kernels = {"sum_7": [1, 0.5], "product": [3, 1.5]}
+    kept = match.brief("abc123")
+    assert kept.stock.kernels == {"sum": [2, 0.75]} and kept.ours.kernels == {"sum": [1, 0.5]}
+    assert kept.different == match.different == (0.75, 0.5)
+
+
+def test_pages_have_the_kept_records() -> None:
+    """The lab's table is their report, with its day, card, versions and commit, and so has the README."""
+    kept = matches.load([real_models.KEPT])
+    (on,) = {match.on for match in kept}
+    page = (DOCS / "lab" / "duels.md").read_text()
+    assert matches.report(kept) in page and f"({on}, each run once)" in page
+    (liger,) = (match for match in kept if "liger" in match.name)
+    ratios = [match.ratio(matches.gpu) or 1 for match in kept if match is not liger]
+    less = 1 - 1 / statistics.geometric_mean(ratios)
+    assert f"of the six models (without Liger's) is {less:.0%} shorter (geometric mean)" in page
+    first = sorted(m.ours.first_s / m.stock.first_s - 1 for m in kept if m is not liger)
+    told = f"{first[1]:.0%} to {first[-1]:.0%}".replace("%", "", 1) + " longer in five of the six models"
+    assert told in page and f"and {-first[0]:.0%} less in GPT-2" in page
+    who, _, _ = (TOOLS.parent / "README.md").read_text().partition("## Install")
+    assert all(part in who for part in on.split(", "))
+    assert f"| {on.split(', ')[0]} |" in (DOCS / "supported.md").read_text()
+    a_second, peak = 1e3 * liger.items / (liger.stock.step_ms or 0), (liger.stock.peak or 0) / 2**20
+    assert f"{a_second:,.0f} tokens a second, with a peak of {peak:,.0f} MiB" in who
 
 
 def test_what_training_holds_between_steps() -> None:

@@ -35,7 +35,7 @@ from .corpus import Entry, load
 from .duels import Duel, Way
 from .exact import exact
 from .processes import Turn, cpu_seconds
-from .stopwatch import stopwatch
+from .stopwatch import here, stopwatch
 
 MOST_LOCKED_S, MOST_TUNED_S = 20, 90
 MOST_TOLD = 2000  # characters of an exception's text
@@ -74,8 +74,7 @@ def work(task: Task) -> Outcome:
         outcome.lost = lost(told(error))
     if outcome.duel.status == "failed" and not outcome.lost:
         stopwatch(task.device).free()  # what the exception kept
-    card = torch.cuda.get_device_name() if task.device == "cuda" else "CPU"
-    outcome.duel.on = f"{time.strftime('%Y-%m-%d')}, {card}, torch {torch.__version__}"
+    outcome.duel.on = here(task.device)
     outcome.duel.seconds = round(time.perf_counter() - started, 2)
     return outcome
 

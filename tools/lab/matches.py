@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import statistics
@@ -64,7 +65,7 @@ class Match:
     """A family in a recipe. `status`: ok, absent (it cannot be built here), failed, hung or crashed.
     `reference`: what errors are against. `add`: bytes a microsecond of a long `torch.add`; only of a profile.
     `locked`: seconds on the GPU, by step. `items`: tokens or images (the `unit`) of a step with an optimizer,
-    0 without one."""
+    0 without one. `on`: the day, the card, the versions, and the commit if the record is kept."""
 
     family: str
     recipe: str
@@ -80,6 +81,7 @@ class Match:
     locked: dict[str, float] = field(default_factory=dict)
     waited_s: float = 0.0
     seconds: float = 0.0
+    on: str = ""
 
     @property
     def timed(self) -> bool:
@@ -109,10 +111,20 @@ class Match:
         """
         if self.stock.gpu_ms is None or self.ours.gpu_ms is None:
             return None
-        stock, ours = _by_name(self.stock), _by_name(self.ours)
-        alike = {name for name, (launches, _) in stock.items() if ours.get(name, (0, 0.0))[0] == launches}
-        first, second = (sum(ms for n, (_, ms) in side.items() if n not in alike) for side in (stock, ours))
+        first, second = (sum(ms for _, ms in kernels.values()) for kernels in self._differ())
         return first, second
+
+    def _differ(self) -> list[dict[str, list[float]]]:
+        """Of each way the kernels, by name without its number, that the other does not launch as often."""
+        stock, ours = _by_name(self.stock), _by_name(self.ours)
+        alike = {name for name, (launches, _) in stock.items() if ours.get(name, [0])[0] == launches}
+        return [{n: kernel for n, kernel in side.items() if n not in alike} for side in (stock, ours)]
+
+    def brief(self, commit: str) -> Match:
+        """What is kept of it: without the kernels that both ways launch equally often, with its commit."""
+        sides = zip((self.stock, self.ours), self._differ(), strict=True)
+        stock, ours = (dataclasses.replace(side, kernels=kernels) for side, kernels in sides)
+        return dataclasses.replace(self, stock=stock, ours=ours, on=f"{self.on}, {commit}")
 
     @property
     def adds_time(self) -> bool:
@@ -128,12 +140,12 @@ class Match:
         return any(mine > max(MORE_ERROR * stock, NO_ERROR) for mine, stock in pairs)
 
 
-def _by_name(side: Side) -> dict[str, tuple[float, float]]:
+def _by_name(side: Side) -> dict[str, list[float]]:
     """Launches and milliseconds of a way's kernels, by name without the number that Inductor gives them."""
-    found: dict[str, tuple[float, float]] = {}
+    found: dict[str, list[float]] = {}
     for name, (launches, ms) in side.kernels.items():
-        before = found.get(plain := re.sub(r"_\d+$", "", name), (0, 0.0))
-        found[plain] = before[0] + launches, before[1] + ms
+        before = found.get(plain := re.sub(r"_\d+$", "", name), [0, 0.0])
+        found[plain] = [before[0] + launches, round(before[1] + ms, 4)]
     return found
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+import triton
 from torch import Tensor
 
 from mixorder.tune.timing import capture
@@ -193,6 +194,12 @@ class Host:
 
     def free(self) -> None:
         pass
+
+
+def here(device: str) -> str:
+    """The day, the card, and the versions: what a record was measured on."""
+    card = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    return f"{time.strftime('%Y-%m-%d')}, {card}, torch {torch.__version__}, triton {triton.__version__}"
 
 
 @functools.cache

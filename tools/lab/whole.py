@@ -40,7 +40,7 @@ from .duel import MOST_TOLD
 from .launches import is_library, moved
 from .matches import Match, Side
 from .processes import Turn, cpu_seconds
-from .stopwatch import Stopwatch, stopwatch
+from .stopwatch import Stopwatch, here, stopwatch
 
 MOST_LOCKED_S = 90
 SEED = 1  # of a step
@@ -98,6 +98,7 @@ def work(task: Task) -> Outcome:
         turn.give_back()
         torch._dynamo.reset()
         torch.set_float32_matmul_precision("highest")
+    match.on = here(task.device)
     outcome.lost |= "liger" in task.family  # it changes transformers for good
     match.waited_s, match.seconds = round(turn.waited_s, 2), round(time.perf_counter() - started, 2)
     return outcome
