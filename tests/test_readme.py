@@ -154,8 +154,11 @@ def test_what_casts_gain_is_the_range_of_their_table() -> None:
 
 def test_what_a_step_with_fp8_gains_is_what_its_table_has() -> None:
     rows = {row[0]: row for row in table("recipe | step, ms", (DOCS / "quantise.md").read_text())}
-    less = {f"{1 - _ratio(rows[name][1]):.0%}" for name in ("tensorwise", "rowwise_with_gw_hp")}
-    assert less == {"2%"} and "a step of the same block takes 2% less time" in README
+    less = {name: 100 * (1 - _ratio(row[1])) for name, row in rows.items()}
+    some = sorted(less[name] for name in ("tensorwise", "rowwise_with_gw_hp"))
+    by_hand = sorted(n for name, n in less.items() if name.startswith("blocks_of_128"))
+    said = f"takes {some[0]:.0f} to {some[-1]:.0f}% less time, and with blocks of 128 in plain PyTorch "
+    assert said + f"{by_hand[0]:.0f} to {by_hand[-1]:.0f}%" in README
 
 
 def test_the_time_of_the_pass_is_the_range_of_its_table() -> None:
