@@ -16,7 +16,7 @@ from torch.fx import Graph
 from mixorder.errors import Decline, DeclineReason
 from mixorder.ir.program import BufferRole
 from mixorder.options import Options
-from mixorder.region.find import find_regions
+from mixorder.region.find import RegionSearch, find_regions
 from mixorder.region.region import Region
 from mixorder.region.variants import lighter, smaller
 from mixorder.report import RegionRecord
@@ -244,3 +244,52 @@ def test_last_steps_are_left_out_where_one_program_would_have_too_many_results()
     names = [n.name for n in part.outer]
     record, *_ = ends(graph, min_numel=0)
     assert isinstance(record, RegionRecord) and [n.name for n in record.outer] == names
+
+
+def of_two_tensors() -> tuple[Graph, RegionSearch, Region]:
+    """The gradients of both halves of a SwiGLU, each cast along rows and along columns."""
+    graph = traced(lambda *x: quantised.swiglu_backward(*x), *[((256, 512), bf16)] * 3)
+    search = find_regions(graph)
+    region = next(search)
+    assert isinstance(region, Region) and (len(region.inner), len(region.outer)) == (2, 2)
+    return graph, search, region
+
+
+def of_one_tensor(region: Region, why: DeclineReason) -> list[Region]:
+    parts = smaller(region, Decline(why, "for a test"), ())
+    return [part for part in parts if (len(part.inner), len(part.outer)) == (1, 1)]
+
+
+@pytest.mark.parametrize("why", [DeclineReason.MEMORY, DeclineReason.ORDER])
+def test_a_part_has_the_reductions_of_one_tensor(why: DeclineReason) -> None:
+    _, _, region = of_two_tensors()
+    first_half, other_half = (
+        {*part.inner, *part.outer} for part in dict.fromkeys(of_one_tensor(region, why))
+    )
+    assert first_half | other_half == {*region.inner, *region.outer}
+    assert first_half.isdisjoint(other_half)
+
+
+def test_what_is_left_of_a_region_has_one_of_its_own() -> None:
+    _, search, region = of_two_tensors()
+    part, *_ = of_one_tensor(region, DeclineReason.MEMORY)
+    rest = search.send(part)
+    assert isinstance(rest, Region)
+    left = {*region.inner, *region.outer} - {*part.inner, *part.outer}
+    assert left <= {*rest.inner, *rest.outer}  # the graph is as it was, so that the others join it
+
+
+def test_loops_outside_compute_again_what_casts_of_columns_are_computed_from() -> None:
+    """The sum is too much to compute again for nothing: without memory, loops behind the product do."""
+
+    def function(x: Any, y: Any, w: Any, a: Any) -> Any:
+        scaled = (x + y).float() * w
+        return *quantised.mx_transposed(scaled.to(bf16)), a @ a * scaled
+
+    graph = traced(function, *[((512, 512), bf16)] * 2, ((512,), f32), ((512, 512), bf16))
+    region = first(graph)
+    few = min(
+        smaller(region, Decline(DeclineReason.MEMORY, "for a test"), ()), key=lambda one: len(one.outputs)
+    )
+    assert {*few.outputs} == {n for n in region.outputs if n.meta["val"].dtype is not f32}
+    assert {*few.outputs} < {*region.outputs} and few.nodes == region.nodes

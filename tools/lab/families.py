@@ -3,8 +3,8 @@
 A family of transformers is a model type with its config's defaults, but for the number of layers; one of
 timm is a module of `timm.models`, represented by its first plain model, or a model by its own name, whole.
 One of torchao or float8 is a recipe of float8 training, of one block by default (`lab/float8_client.py`),
-and may end in sizes. One of `shallow` is any model of timm, with few blocks; one of `programs` and `spellings` is of
-`support/spellings.py`. One of `whole` is a model at its published depth, with its loss and a batch that
+and may end in sizes. One of `shallow` is any model of timm, with few blocks; one of `programs` and
+`spellings` is of `support/spellings.py`. One of `whole` is a model at its published depth, with its loss and a batch that
 people train it with. A name may end in `@` and a batch.
 """
 
@@ -89,7 +89,8 @@ MODELS = {  # by recipe
 
 def replayed() -> Iterator[tuple[str, str]]:
     """The families and recipes whose whole graphs `tools/replay.py` has: the cases, some with a dynamic batch
-    as well, casts of one, spellings and programs that are drawn, programs that were written, and models."""
+    as well, casts of one, spellings and programs that are drawn, programs that were written, a block with
+    float8 products, and models."""
     from support.cases import CASES
     from support.quantised import RECIPES
 
@@ -107,6 +108,7 @@ def replayed() -> Iterator[tuple[str, str]]:
         with torch.device("meta"):
             dtype = make().inputs[0].dtype
         yield f"written/{name}", "fp32" if dtype is torch.float32 else "bf16"
+    yield "float8/blocks_of_128@4x4096x4096x1", "bf16"
     yield from ((name, recipe) for recipe, names in MODELS.items() for name in names.split())
 
 

@@ -120,7 +120,7 @@ def _candidates_in(turn: Turn) -> Iterator[None]:
         yield
 
 
-# The second way would else compile at once for symbolic sizes what the first one compiled for its first sizes.
+# The second way would else have symbolic sizes at once where the first one has had others.
 @torch._dynamo.config.patch(automatic_dynamic_shapes=False)
 def play(example: Example, match: Match, turn: Turn) -> None:
     """Fill in the record; what was filled in before an exception stays."""
