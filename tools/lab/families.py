@@ -4,8 +4,8 @@ A family of transformers is a model type with its config's defaults, but for the
 timm is a module of `timm.models`, represented by its first plain model, or a model by its own name, whole.
 One of torchao or float8 is a recipe of float8 training, of one block by default (`lab/float8_client.py`),
 and may end in sizes. One of `shallow` is any model of timm, with few blocks; one of `programs` and
-`spellings` is of `support/spellings.py`. One of `whole` is a model at its published depth, with its loss and a batch that
-people train it with. A name may end in `@` and a batch.
+`spellings` is of `support/spellings.py`. One of `whole` is a model at its published depth, with its loss and
+a batch that people train it with. A name may end in `@` and a batch.
 """
 
 from __future__ import annotations
