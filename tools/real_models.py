@@ -11,9 +11,10 @@ Module code as published, random weights, few layers (`lab/families.py`). Per mo
 forward and backward, time of its kernels, time outside matrix products, attention and convolutions, peak
 memory, processor seconds of the compile, errors of gradients (`lab/whole.py`). Processes build and compile
 side by side; what runs on the GPU runs alone. In --out: `models.jsonl`, a line per model as it ends, so that
-a run that is cut off loses nothing, and `models.md`, the report. --profile adds `FAMILY_RECIPE.md`: each
-kernel outside libraries, who made it, its calls, time and bytes in a step, and its percent of the bandwidth
-of an add in the same run. A family that cannot be built here is listed as absent.
+a run that is cut off loses nothing; `models.md`, the report; `models.png`, of models with an optimizer.
+--profile adds `FAMILY_RECIPE.md`: each kernel outside libraries, who made it, its calls, time and bytes in a
+step, and its percent of the bandwidth of an add in the same run. A family that cannot be built here is listed
+as absent.
 
 --train: the models of `families.WHOLE` at their published depth and batch, each in its recipe, with a step of
 AdamW (eager, fused). Adds tokens or images a second, all memory held at the peak, seconds of the first step
@@ -122,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = matches.report(found)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "models.md").write_text(text + "\n")
+    matches.draw(found, args.out / "models.png")
     for match in (m for m in found if m.stock.moved or m.ours.moved):
         name = re.sub(r"[^\w.-]+", "_", match.name)
         (args.out / f"{name}.md").write_text(matches.profile(match) + "\n")

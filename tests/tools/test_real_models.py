@@ -249,3 +249,12 @@ def test_a_profile_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ["void at::native::copy", "torch", "1", "0.1", "-", "-", "-"],
     ]
     assert [launches.maker(name) for name, _ in events] == ["Inductor", "library", "mixorder"]
+
+
+def test_a_picture_of_the_models_with_a_region(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    kept = matches.load([real_models.KEPT])
+    matches.draw([one for one in kept if not one.ours.fused], tmp_path / "none.png")
+    matches.draw(kept, tmp_path / "some.png")
+    assert [one.name for one in tmp_path.iterdir()] == ["some.png"]
+    assert (tmp_path / "some.png").read_bytes().startswith(b"\x89PNG")

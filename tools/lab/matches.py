@@ -197,6 +197,48 @@ def report(matches: Sequence[Match]) -> str:
     return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
 
 
+def draw(matches: Sequence[Match], path: Path) -> None:
+    """GPU time of a step of each model with an optimizer and a region, in percent of Inductor's, as a
+    picture: library kernels, which are the same in both ways, and all else. Nothing without matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        return
+    trained = sorted(
+        (m for m in matches if m.items and m.ours.fused and m.ratio(gpu)), key=lambda m: m.ratio(gpu) or 0
+    )
+    if not trained:
+        return
+    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.5 * len(trained)))
+    for way, color, at in (("Inductor", "#1f77b4", 0.2), ("mixorder", "#d62728", -0.2)):
+        sides = [(m.stock if way == "Inductor" else m.ours, 100 / (gpu(m.stock) or 1)) for m in trained]
+        total = [(gpu(side) or 0) * percent for side, percent in sides]
+        others = [(outside(side) or 0) * percent for side, percent in sides]
+        libraries, places = (
+            [all_ - n for all_, n in zip(total, others, strict=True)],
+            [i + at for i in range(len(trained))],
+        )
+        axes.barh(
+            places,
+            libraries,
+            0.36,
+            color="#c8c8c8",
+            label="matrix products, attention, convolutions" if at > 0 else None,
+        )
+        drawn = axes.barh(places, others, 0.36, left=libraries, color=color, label=f"all else, {way}")
+        axes.bar_label(drawn, [f"{n:.1f}" for n in total], padding=2, fontsize="small")
+    axes.set_yticks(range(len(trained)), [f"{m.family.removeprefix('whole/')}, {m.recipe}" for m in trained])
+    axes.set_xlabel("GPU time of a step, % of Inductor's")
+    axes.set_xlim(0, 112)
+    figure.legend(loc="upper center", ncols=3, fontsize="small")
+    figure.tight_layout(rect=(0, 0, 1, 0.93))
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
 def both(match: Match, of: Callable[[Side], float | None], form: str = ".2f", scale: float = 1) -> str:
     """Stock -> ours."""
     found = [of(match.stock), of(match.ours)]
