@@ -310,10 +310,10 @@ def captured(processes: int) -> int:
 # What rules are good for.
 
 
-def ablated(rules: Sequence[str], chosen: Sequence[Job], processes: int) -> str:
-    """A table of the rules: in how many graphs each answers otherwise than its substitute, how many are
-    otherwise without it, and what all of these then save, take, move and hold. A fresh process for each graph
-    and rule, as answers are remembered; it has what this one has imported."""
+def ablated(rules: Sequence[str], chosen: Sequence[Job], processes: int) -> Iterator[str]:
+    """The lines of a table of the rules: in how many graphs each answers otherwise than its substitute, how
+    many are otherwise without it, and what all of these then save, take, move and hold. A fresh process for
+    each graph and rule, as answers are remembered; it has what this one has imported."""
     import multiprocessing
 
     from lab.tables import head, line
@@ -322,15 +322,14 @@ def ablated(rules: Sequence[str], chosen: Sequence[Job], processes: int) -> str:
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
         asked = pool.map(_watched, range(len(chosen)), 1)
         graphs = {rule: [i for i, (_, found) in enumerate(asked) if rule in found] for rule in rules}
+        columns = ("rule", "asked", "other graphs", "regions", "saved us", "us", "MB", "launches", "peak MB")
+        yield f"{len(chosen)} graphs: {_told(_sum([old.total for old, _ in asked]))}\n\n{head(columns)}"
         rest = pool.imap(_without, [(rule, i) for rule, found in graphs.items() for i in found])
-        tried = {rule: [(asked[i][0], next(rest)) for i in found] for rule, found in graphs.items()}
-    columns = ("rule", "asked", "other graphs", "regions", "saved us", "us", "MB", "launches", "peak MB")
-    lines = [f"{len(chosen)} graphs: {_told(_sum([old.total for old, _ in asked]))}", "", head(columns)]
-    for rule, found in tried.items():
-        others = [(old, new) for old, new in found if old.digest != new.digest]
-        change = _sum([new.total for _, new in others], [old.total for old, _ in others])
-        lines.append(line([rule, str(len(found)), str(len(others)), *_numbers(change)]))
-    return "\n".join(lines)
+        for rule, found in graphs.items():
+            tried = [(asked[i][0], next(rest)) for i in found]
+            others = [(old, new) for old, new in tried if old.digest != new.digest]
+            change = _sum([new.total for _, new in others], [old.total for old, _ in others])
+            yield line([rule, str(len(found)), str(len(others)), *_numbers(change)])
 
 
 _chosen: list[Job] = []
@@ -386,7 +385,8 @@ def main(argv: Sequence[str]) -> int:
 
         chosen = [*wholes(), *jobs(args.every)]
         named = [job for job in chosen if not args.graphs or any(part in job.name for part in args.graphs)]
-        print(ablated(args.without or [*RULES], named, args.processes))
+        for told in ablated(args.without or [*RULES], named, args.processes):
+            print(told, flush=True)
         return 0
     if args.write:
         write(args.write, args.every)

@@ -271,19 +271,9 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
         for n in outers
         if n is outer or not analysis.depends_on(n, analysis.inner, set()) or analysis.leaves(n) <= known
     }
-    outers |= _of_same_reads(analysis, inner, outers)
     # Of two norms with one gradient, both dw are among them: the other norm's sums along rows read the same.
     alike = {*map(analysis.leaves, outers)}
     return by_position(n for n in found if n in inner or analysis.leaves(n) in alike), by_position(outers)
-
-
-def _of_same_reads(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node]) -> set[Node]:
-    """The outer reductions that read nothing but what others read anyway. Of two norms of one activation, the
-    second one's db reads a gradient that its dw reads as well."""
-    read = frozenset[Node]().union(*(analysis.leaves(n) for n in (*inner, *outers)))
-    sharing = analysis.outer.intersection(_walk_down(analysis, read, frozenset())) - outers
-    free = (n for n in sharing if not analysis.depends_on(n, analysis.inner, set()))
-    return {n for n in free if analysis.leaves(n) <= read}
 
 
 def _behind_results(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node], outer: Node) -> set[Node]:

@@ -32,7 +32,6 @@ from .nodes import (
     is_pointwise,
     is_relative_sum,
     is_variance,
-    is_view,
     operands,
     reduced,
     reduction_kind,
@@ -46,7 +45,7 @@ from .space_analysis import SpaceAnalysis
 from .spans import bytes_of
 from .tile import Growth, TileSeed, above, is_row_major
 from .turned import traced_shape
-from .walk import by_position, closure, dependents, descendants, needed_for, position, sweep
+from .walk import by_position, dependents, descendants, needed_for, position, sweep
 
 SHORT = 64  # elements of a slab, up to which one of Inductor's kernels reads each once, and is fast
 SHORT_ROW = 2048  # of a row, which one kernel reads twice in less time
@@ -116,7 +115,7 @@ def slab_seed(node: Node, further: Collection[Size], paired: Collection[Node] = 
     if _is_statistic(node) and not any(_is_across_memory(node, orders, n) for n in sources if n in orders):
         return None
     sweep({user for n in sources if n in orders for user in n.users}, is_below)
-    found = by_position({*found, *_of_what_is_read(found, orders)})
+    found = by_position(found)
     behind = dependents(found, below)
     first = [n for n in found if behind.isdisjoint(operands(n))]
     if node not in first:
@@ -131,18 +130,6 @@ def slab_seed(node: Node, further: Collection[Size], paired: Collection[Node] = 
     if not again and (node in paired or _is_left(node, orders.reduced(node), sources[0], bool(small))):
         return None
     return SlabSeed(SpaceAnalysis(size), Space(()), (), tuple(by_position(first)), root=sources[0])
-
-
-def _of_what_is_read(sums: Sequence[Node], orders: Orders) -> list[Node]:
-    """Sums over the same axes of tensors that other sums are computed from, and that those do not wait for:
-    one reading is enough for all."""
-    computed, run = above(sums), orders.reduced(sums[0])
-    orders.spread(by_position({*sums, *filter(is_loop, computed)}))
-    shown = closure((n for n in computed if n in orders), lambda n: filter(is_view, n.users))
-    others = by_position({user for n in [*shown] for user in n.users}.difference(sums))
-    others = [n for n in others if may_be_over_slab(n) and orders.search(n) and orders.reduced(n) == run]
-    needed = needed_for(sums, since=position(others[0])) if others else set[Node]()
-    return [n for n in others if n not in needed]
 
 
 def _is_statistic(node: Node) -> bool:

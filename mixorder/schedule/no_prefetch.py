@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from .device import DeviceInfo
 from .facts import RowFacts
-from .limits import MAX_STAGES, Tile, floor_power_of_2, registers_of
+from .limits import MAX_STAGES, Tile, floor_power_of_2
 from .plan import next_power_of_2
 
-# What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead, and
-# warps of a multiprocessor then. H200, rotary embeddings in bf16, 16384x4096: 20 bytes for 5, 2 stages and 4
-# warps 212 us, 1 stage and 4 to 8 warps 124 to 129; 22 bytes for 7, behind a norm, 3 stages and 4 warps 252,
-# 1 stage and 8 warps 210; 14 bytes for 5, 3 stages 108, 1 stage 127. Twice as many warps where registers
-# allow it: H100, rotary embeddings in fp32, 16384x2048, 104 registers: 8 warps 211 us, 16 163.
-REPEATED_LOADS, UNSTAGED_WARPS = 3, 8
-# Of the registers that leave room for them: the estimate is too high where nothing is held for a reduction
-# along rows. H200, rotary embeddings in bf16 and fp32, 16384x2048, an estimate of 168, 90 in fact: 8 warps
-# 148 and 227 us, 16 warps 93 and 145.
-UNSTAGED_MOST = 1.33
-# Elements on a multiprocessor then, below which a program gets half the warps, if a thread's registers allow
-# it. An estimate of 280 took 244. H100, a QK-norm behind rotary embeddings, 16384x4096: one program of 8
-# warps 354 us, two of 4 223; without a norm 4096, 8192 and 16384 elements 285, 234 and 234 us.
-UNSTAGED_ELEMENTS, UNSTAGED_REGISTERS = 8192, 280
+# What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead
+# (docs/lab/tuning.md, "Tables that rows share"), and warps of a multiprocessor then, where a program would
+# have more than `MOST_WARPS`.
+REPEATED_LOADS, WIDE_WARPS = 3, 8
 # Programs of each multiprocessor, from which on nothing is loaded ahead. H200: batch axes of 131072, 4 stages
 # 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510.
 MANY_PROGRAMS = 32
 # Warps of a multiprocessor, where many hide what loads take instead of loads ahead, and elements of a thread:
-# of tiles with narrow accesses, and of tiles whose loads lie in different directions. What is narrower than 4
-# bytes is not loaded ahead, and what has 4 is copied element by element. H200, before and after: 4096 rows of
-# 49 at 147 indices 400 -> 108 us, 1024 at 294 158 -> 74, 12544x486 137 -> 46 and 39 -> 21, 64 rows of 2209 at
-# 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed tensors 126 -> 52 and 122 -> 34. Of
-# 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
-STALLED_WARPS, STALLED_ELEMENTS = 24, 8
+# of tiles with narrow accesses, of tiles whose loads lie in different directions, and of tables that rows
+# share. What is narrower than 4 bytes is not loaded ahead, and what has 4 is copied element by element. H200,
+# before and after: 4096 rows of 49 at 147 indices 400 -> 108 us, 1024 at 294 158 -> 74, 12544x486 137 -> 46
+# and 39 -> 21, 64 rows of 2209 at 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed
+# tensors 126 -> 52 and 122 -> 34. Of 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
+STALLED_WARPS, STALLED_ELEMENTS, MOST_WARPS = 24, 8, 8
 # The same of tiles in which a tensor lies along the rows: with fewer rows than fill a sector, each element
 # moves one. H200, 1, 2, 4, 8 and 16 rows: 50176x256 in fp32 246, 131, 80, 62 and 71 us, 12544x512 125, 74,
 # 58, 48 and 56; in bf16 315, 160, 91, 71 and 58 (32 rows: 64). 16 elements of a thread: 88 for 74, 61 for 50.
@@ -45,28 +37,15 @@ def without_prefetch(
 ) -> tuple[Tile, int]:
     """The tile without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
     memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
-    many = facts.batch >= MANY_PROGRAMS * device.num_sm
-    repeated = loads_again(facts, tile)
     if stalls(facts):
-        return _with_many_warps(facts, tile, lanes, device)
-    if not (many or repeated):
+        return _with_many_warps(facts, tile, lanes, device, 1)
+    if loads_again(facts, tile):
+        if lanes <= MOST_WARPS * STALLED_ELEMENTS * device.warp_size:
+            return _with_many_warps(facts, tile, lanes, device, MOST_WARPS)
+        per_sm = max(per_sm, WIDE_WARPS // tile.num_warps)
+    elif facts.batch < MANY_PROGRAMS * device.num_sm:
         return tile, per_sm
-    elements, num_warps = tile.xblock * lanes, tile.num_warps
-    each = -(-elements // (num_warps * device.warp_size))
-    at_once = max(per_sm, UNSTAGED_WARPS // num_warps)
-    few = num_warps > 1 and at_once * elements < UNSTAGED_ELEMENTS
-    if repeated and few and registers_of(facts, 2 * each, 1) <= UNSTAGED_REGISTERS:
-        num_warps, each = num_warps // 2, 2 * each
-    return Tile(tile.xblock, num_warps, 1), _at_once(num_warps, per_sm, registers_of(facts, each, 1), device)
-
-
-def _at_once(num_warps: int, per_sm: int, registers: int, device: DeviceInfo) -> int:
-    """Programs on a multiprocessor where nothing is loaded ahead: of `UNSTAGED_WARPS` in all, or of twice as
-    many where threads of an estimated `registers` leave room for them."""
-    threads = 2 * UNSTAGED_WARPS * device.warp_size
-    few = registers <= UNSTAGED_MOST * device.registers / threads
-    warps = UNSTAGED_WARPS * (2 if few else 1)
-    return max(per_sm, warps // num_warps)
+    return dataclasses.replace(tile, num_stages=1), per_sm
 
 
 def loads_again(facts: RowFacts, tile: Tile) -> bool:
@@ -82,13 +61,16 @@ def stalls(facts: RowFacts) -> bool:
     return facts.loads.narrow or facts.lies.against
 
 
-def _with_many_warps(facts: RowFacts, tile: Tile, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
-    """Small tiles without loading ahead; where tensors lie along the rows, of as many as fill a sector."""
+def _with_many_warps(
+    facts: RowFacts, tile: Tile, lanes: int, device: DeviceInfo, most: int
+) -> tuple[Tile, int]:
+    """Small tiles of at most `most` warps, without loading ahead; where tensors lie along the rows, of as
+    many rows as fill a sector."""
     if facts.lies.sector_rows > 1:
         xblock = facts.lies.sector_rows if facts.lies.both_ways else max(facts.lies.sector_rows, ALONG_ROWS)
         per_thread, most = SECTOR_ELEMENTS, device.max_warps
     else:
-        xblock, per_thread, most = tile.xblock, STALLED_ELEMENTS, 1
+        xblock, per_thread = tile.xblock, STALLED_ELEMENTS
     most_rows = per_thread * device.warp_size * most // lanes
     xblock = min(xblock, floor_power_of_2(most_rows), floor_power_of_2(facts.rows))
     warps = xblock * lanes // (per_thread * device.warp_size)

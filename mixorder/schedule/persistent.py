@@ -68,15 +68,7 @@ WIDE_ROW = 8192  # bytes loaded per row
 # chunks, one program: 2 warps 237 us, 4 with accesses of 8 bytes 204. What then has less than 4 bytes is not
 # loaded ahead.
 CHUNKED_WARPS = 4
-# Columns of a block at most, and bytes in flight as a multiple of what others have, where computing takes
-# longer than memory. H200, GELU by tanh, 16384x16384 bf16: blocks of 2048, a row and 3 stages 587 us, with 4
-# stages 444; blocks of 1024, 2 rows and 3 stages 501, with 4 stages 396.
-BUSY_BLOCK, BUSY_IN_FLIGHT = 1024, 1.5
-# Registers of a thread at most, there. ptxas mixes more elements' instructions if it is told so, though it
-# would take fewer by itself. H200: 16384x16384 533 us without, 404 with; 37120x3072 231 and 215; 262144x3072,
-# by erf, 1504 and 1441; at six other sizes from 1% faster to 1% slower. Where rows share tables as well, it
-# takes more by itself. H100, by erf, behind 4 tables: 262144x128 227 and 135 us, 65536x288 203 and 129.
-BUSY_REGISTERS = 168
+BUSY_BLOCK = 1024  # columns of a block at most, where computing takes longer than memory
 # From so many bytes of an element in sectors that other programs read as well, nothing is evicted first.
 # H100, 4096 rows of 49 at 196 indices, three tensors in bf16, 290 us with it and 198 without; at 147 indices
 # 176 and 136; 1024 at 294 90 and 74, two tensors in fp32 85 and 72. Two in bf16: 47 and 46, 63 and 64, 75 and
@@ -179,24 +171,16 @@ def choose(
         num_splits *= 2 if num_splits % period and 2 * num_splits % period == 0 else 1
     num_splits = (-(-num_splits // period) if split_size else max(1, num_splits // period)) * period
     second = final(num_splits, next_power_of_2(facts.cols), device)
-    registers = _most_registers(facts, tile.num_warps * per_sm, device)
     dependent = device.overlaps and facts.final.numbered
     return Plan(
         (
             Walk(split=num_splits, tile=tile.xblock, period=period),
             Walk(unroll=chunks, tile=r0_block // chunks),
         ),
-        Launch(tile.num_warps, tile.num_stages, registers, dependent),
+        Launch(tile.num_warps, tile.num_stages, dependent=dependent),
         SecondStage(*second, skippable=facts.final.finishable),
         order=Order(keeps=facts.loads.shared_bytes >= SHARED_BYTES),
     )
-
-
-def _most_registers(facts: RowFacts, warps: int, device: DeviceInfo) -> int:
-    """The most registers of a thread, where a multiprocessor has so many warps; 0 where ptxas decides."""
-    fits = warps * device.warp_size * BUSY_REGISTERS <= device.registers
-    tables = facts.loads.repeated_bytes > facts.load_bytes
-    return BUSY_REGISTERS if fits and _is_computing(facts) and not tables else 0
 
 
 def even(tiles: int, num_splits: int) -> int:
@@ -253,9 +237,7 @@ def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> tu
 def _only_sums(facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> bool:
     """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
     moved = facts.lies.along_rows or facts.phase.period > 1
-    if facts.levels or moved or _is_computing(facts) or stalls(facts):
-        return False
-    if loads_again(facts, tile):
+    if facts.levels or moved or stalls(facts) or loads_again(facts, tile):
         return False
     elements = -(-tile.xblock * lanes // (tile.num_warps * device.warp_size))
     return per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
@@ -296,7 +278,6 @@ def _stages(facts: RowFacts, elements: int, r0_block: int, per_sm: int, device: 
     wanted = int(device.bytes_under_way * IN_FLIGHT * RESIDENT_BYTES)
     if per_sm == 1 and facts.load_bytes > 2 * facts.item_bytes:
         wanted = wanted * 5 // 4  # H200, LayerNorm and residual, 32768x5120 bf16: 91.6 -> 96.2% of the limit
-    wanted = int(BUSY_IN_FLIGHT * wanted) if _is_computing(facts) else wanted
     most = MAX_STAGES if per_sm == 1 else MAX_STAGES - 1
     stages = max(LEAST_STAGES, min(most, 1 + round(wanted / max(1, useful))))
     return min(stages, _stages_that_fit(facts, per_sm * elements, device))

@@ -225,7 +225,7 @@ casts for a softmax. 512x256: getitem_1 sum_1 | sum_2, x_1 dy_1 -> convert_eleme
 a residual. 512x256: sum_1 | sum_2, x_1 dy_1 r_1 -> sum_2 add
 reshaped rows. 512x256: sum_1 | sum_2, dy_1 x_1 -> sub sum_2
 a bias gradient. 512x256: sum_1 | sum_2 sum_3, x_1 dy_1 -> sub sum_2 sum_3
-sums of what is read. 512x256: mean | sum_1 sum_2 sum_3 sum_4, a_1 x_1 b_1 -> sub sum_1 sum_2 sum_3 sum_4
+sums of what is read. 512x256: mean | sum_1 sum_2 sum_3, a_1 x_1 b_1 -> sub sum_1 sum_2 sum_3
 an epilogue. 512x256: sum_1 | sum_2, x_1 dy_1 w_1 -> sub convert_element_type
 two norms of one gradient. 512x256: sum_1 sum_3 | sum_2 sum_4, x_1 dy_1 y_1 -> sub sum_2 sub_1 sum_4
 row sums in a chain. 512x256: amax sum_1 | sum_2, x_1 dy_1 -> sub sum_2

@@ -43,11 +43,9 @@ from mixorder.transform.powers_of_two import multiply_by_reciprocals
 from mixorder.transform.producers import with_producers
 from mixorder.transform.quotients import divide_by_blocks
 from mixorder.transform.reorder import reorder
-from mixorder.transform.rounding import round_at_once
-from mixorder.transform.saturation import round_last, without_clamp
+from mixorder.transform.saturation import without_clamp
 from mixorder.transform.short_sums import without_compensation
 from mixorder.transform.single_precision import divide_in_float32
-from mixorder.transform.sooner import compute_sooner
 from mixorder.transform.split import split_outer
 from mixorder.transform.tile_split import split_spanning
 
@@ -264,13 +262,11 @@ def kept(program: LoopProgram, inputs: Results, *steps: tuple[Transform, Form]) 
 
 RULES = (
     without_rounding,
-    round_last,
     divide_in_float32,
     multiply_by_reciprocals,
     without_clamp,
     without_branches,
     divide_by_blocks,
-    round_at_once,
     divide_by_few_bits,
 )
 SAME_BITS = [lambda program, rule=rule: rewritten(program, rule) for rule in RULES]
@@ -312,10 +308,7 @@ TAKEN = {
 def test_transforms_of_a_region_within_tiles(name: str) -> None:
     lowered = lower_tile(region_of(name))
     inputs = inputs_of(region_of(name), lowered)
-    program = kept(
-        lowered, inputs, (split_spanning, Form.BLOCKED), *((t, Form.BLOCKED) for t in SAME_BITS),
-        (compute_sooner, Form.BLOCKED),
-    )  # fmt: skip
+    program = kept(lowered, inputs, (split_spanning, Form.BLOCKED), *((t, Form.BLOCKED) for t in SAME_BITS))
     facts = tile.facts_of_tile(program)
     schedule = tile.through_workspace(tile.choose(facts, H200), facts)
     results = tile.staged_results(program, schedule)
@@ -330,7 +323,4 @@ def test_transforms_of_values_of_rows(name: str) -> None:
     inputs = inputs_of(region, lowered)
     ahead = with_producers(lowered)
     assert not differing(evaluated(lowered, inputs), evaluated(ahead, inputs))
-    kept(
-        split_spanning(ahead), inputs, *((t, Form.BLOCKED) for t in SAME_BITS),
-        (compute_sooner, Form.BLOCKED),
-    )  # fmt: skip
+    kept(split_spanning(ahead), inputs, *((t, Form.BLOCKED) for t in SAME_BITS))
