@@ -10,9 +10,9 @@ from .limits import MAX_STAGES, Tile, floor_power_of_2
 from .plan import next_power_of_2
 
 # What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead
-# (docs/lab/tuning.md, "Tables that rows share"), and warps of a multiprocessor then, where a program would
-# have more than `MOST_WARPS`.
-REPEATED_LOADS, WIDE_WARPS = 3, 8
+# (docs/lab/tuning.md, "Tables that rows share"), and warps of a multiprocessor then, where many have not been
+# faster: in wide rows, and of tables that the first-level cache holds.
+REPEATED_LOADS, CACHED_WARPS = 3, 8
 # Programs of each multiprocessor, from which on nothing is loaded ahead. H200: batch axes of 131072, 4 stages
 # 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510.
 MANY_PROGRAMS = 32
@@ -40,9 +40,9 @@ def without_prefetch(
     if stalls(facts):
         return _with_many_warps(facts, tile, lanes, device, 1)
     if loads_again(facts, tile):
-        if lanes <= MOST_WARPS * STALLED_ELEMENTS * device.warp_size:
+        if not facts.loads.hot and lanes <= MOST_WARPS * STALLED_ELEMENTS * device.warp_size:
             return _with_many_warps(facts, tile, lanes, device, MOST_WARPS)
-        per_sm = max(per_sm, WIDE_WARPS // tile.num_warps)
+        per_sm = max(per_sm, CACHED_WARPS // tile.num_warps)
     elif facts.batch < MANY_PROGRAMS * device.num_sm:
         return tile, per_sm
     return dataclasses.replace(tile, num_stages=1), per_sm
