@@ -50,6 +50,7 @@ from mixorder.transform.cooperative import cut_into_phases, with_mailbox
 from mixorder.transform.fma import form_fma
 from mixorder.transform.reorder import reorder
 from mixorder.transform.same_bits import same_bits_sooner
+from mixorder.transform.sooner import compute_sooner
 from mixorder.transform.split import split_outer
 from mixorder.transform.tile_split import split_spanning
 
@@ -397,7 +398,7 @@ def ops(program: LoopProgram) -> list[str]:
 
 def merged(region: Region, runs_ptx: bool = True) -> LoopProgram:
     if region.orders is not None:
-        return same_bits_sooner(split_spanning(lower_tile(region)), True, runs_ptx)
+        return compute_sooner(same_bits_sooner(split_spanning(lower_tile(region)), True, runs_ptx))
     return form_fma(reorder(same_bits_sooner(split_outer(lower(region)), True, runs_ptx)))
 
 

@@ -6,23 +6,27 @@ import dataclasses
 
 from .device import DeviceInfo
 from .facts import RowFacts
-from .limits import MAX_STAGES, Tile, floor_power_of_2
+from .limits import MAX_STAGES, Tile, floor_power_of_2, registers_of
 from .plan import next_power_of_2
 
-# What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead
-# (docs/lab/tuning.md, "Tables that rows share"), and warps of a multiprocessor then, where many have not been
-# faster: in wide rows, and of tables that the first-level cache holds.
-REPEATED_LOADS, CACHED_WARPS = 3, 8
+# What loads ahead would stage, as a multiple of what streams in, from which on nothing is loaded ahead.
+REPEATED_LOADS = 3
+# Then, elements of a thread and warps of a multiprocessor, where a thread has few registers by estimate and a
+# program at most so many warps, and in wider rows (docs/lab/tuning.md, "Tables that rows share").
+FEW, FEW_REGISTERS, MOST_WARPS = (8, 24), 88, 8
+WIDE, WIDE_REGISTERS = (32, 8), 280
+# Warps of a multiprocessor, of other tiles: of a table that the first-level cache holds, and else.
+CACHED_WARPS, OTHER_WARPS = 24, 16
 # Programs of each multiprocessor, from which on nothing is loaded ahead. H200: batch axes of 131072, 4 stages
 # 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510.
 MANY_PROGRAMS = 32
 # Warps of a multiprocessor, where many hide what loads take instead of loads ahead, and elements of a thread:
-# of tiles with narrow accesses, of tiles whose loads lie in different directions, and of tables that rows
-# share. What is narrower than 4 bytes is not loaded ahead, and what has 4 is copied element by element. H200,
-# before and after: 4096 rows of 49 at 147 indices 400 -> 108 us, 1024 at 294 158 -> 74, 12544x486 137 -> 46
-# and 39 -> 21, 64 rows of 2209 at 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed
-# tensors 126 -> 52 and 122 -> 34. Of 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
-STALLED_WARPS, STALLED_ELEMENTS, MOST_WARPS = 24, 8, 8
+# of tiles with narrow accesses, and of tiles whose loads lie in different directions. What is narrower than 4
+# bytes is not loaded ahead, and what has 4 is copied element by element. H200, before and after: 4096 rows of
+# 49 at 147 indices 400 -> 108 us, 1024 at 294 158 -> 74, 12544x486 137 -> 46 and 39 -> 21, 64 rows of 2209 at
+# 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed tensors 126 -> 52 and 122 -> 34. Of
+# 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
+STALLED_WARPS, STALLED_ELEMENTS = 24, 8
 # The same of tiles in which a tensor lies along the rows: with fewer rows than fill a sector, each element
 # moves one. H200, 1, 2, 4, 8 and 16 rows: 50176x256 in fp32 246, 131, 80, 62 and 71 us, 12544x512 125, 74,
 # 58, 48 and 56; in bf16 315, 160, 91, 71 and 58 (32 rows: 64). 16 elements of a thread: 88 for 74, 61 for 50.
@@ -38,14 +42,25 @@ def without_prefetch(
     """The tile without loading ahead, and with enough warps instead, where loads ahead cannot be, fill shared
     memory with what the first-level cache has anyway, or where other programs hide a program's loads."""
     if stalls(facts):
-        return _with_many_warps(facts, tile, lanes, device, 1)
+        return _with_many_warps(facts, tile, lanes, device)
     if loads_again(facts, tile):
-        if not facts.loads.hot and lanes <= MOST_WARPS * STALLED_ELEMENTS * device.warp_size:
-            return _with_many_warps(facts, tile, lanes, device, MOST_WARPS)
-        per_sm = max(per_sm, CACHED_WARPS // tile.num_warps)
-    elif facts.batch < MANY_PROGRAMS * device.num_sm:
-        return tile, per_sm
-    return dataclasses.replace(tile, num_stages=1), per_sm
+        return _of_tables(facts, tile, per_sm, lanes, device)
+    if facts.batch >= MANY_PROGRAMS * device.num_sm:
+        tile = dataclasses.replace(tile, num_stages=1)
+    return tile, per_sm
+
+
+def _of_tables(facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
+    """A tile that loads no table ahead, and how many programs share a multiprocessor."""
+    if facts.loads.hot or registers_of(facts, FEW[0], 1) > FEW_REGISTERS:
+        warps = CACHED_WARPS if facts.loads.hot else OTHER_WARPS
+        return dataclasses.replace(tile, num_stages=1), max(per_sm, warps // tile.num_warps)
+    each, warps = FEW if lanes <= MOST_WARPS * FEW[0] * device.warp_size else WIDE
+    if registers_of(facts, each, 1) > WIDE_REGISTERS:
+        each //= 2
+    xblock = max(1, min(tile.xblock, MOST_WARPS * each * device.warp_size // lanes))
+    num_warps = max(1, floor_power_of_2(xblock * lanes // (each * device.warp_size)))
+    return Tile(xblock, num_warps, 1), max(1, warps // num_warps)
 
 
 def loads_again(facts: RowFacts, tile: Tile) -> bool:
@@ -61,16 +76,13 @@ def stalls(facts: RowFacts) -> bool:
     return facts.loads.narrow or facts.lies.against
 
 
-def _with_many_warps(
-    facts: RowFacts, tile: Tile, lanes: int, device: DeviceInfo, most: int
-) -> tuple[Tile, int]:
-    """Small tiles of at most `most` warps, without loading ahead; where tensors lie along the rows, of as
-    many rows as fill a sector."""
+def _with_many_warps(facts: RowFacts, tile: Tile, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
+    """Small tiles without loading ahead; where tensors lie along the rows, of as many as fill a sector."""
     if facts.lies.sector_rows > 1:
         xblock = facts.lies.sector_rows if facts.lies.both_ways else max(facts.lies.sector_rows, ALONG_ROWS)
         per_thread, most = SECTOR_ELEMENTS, device.max_warps
     else:
-        xblock, per_thread = tile.xblock, STALLED_ELEMENTS
+        xblock, per_thread, most = tile.xblock, STALLED_ELEMENTS, 1
     most_rows = per_thread * device.warp_size * most // lanes
     xblock = min(xblock, floor_power_of_2(most_rows), floor_power_of_2(facts.rows))
     warps = xblock * lanes // (per_thread * device.warp_size)

@@ -13,6 +13,7 @@ from ..schedule import tile
 from ..schedule.device import DeviceInfo
 from ..transform.producers import with_producers
 from ..transform.same_bits import same_bits_sooner
+from ..transform.sooner import compute_sooner
 from ..transform.staged import staged
 from ..transform.tile_split import split_spanning
 from .strategy import Strategy
@@ -25,7 +26,7 @@ def _ends_within_blocks(program: LoopProgram) -> None:
 
 def _transformed(program: LoopProgram, device: DeviceInfo) -> LoopProgram:
     divided = split_spanning(with_producers(program))
-    return same_bits_sooner(divided, device.saturates, device.runs_ptx)
+    return compute_sooner(same_bits_sooner(divided, device.saturates, device.runs_ptx))
 
 
 TILE = Strategy(

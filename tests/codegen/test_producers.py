@@ -30,6 +30,7 @@ from mixorder.strategies.tile import TILE
 from mixorder.transform.cooperative import EMPTY
 from mixorder.transform.producers import with_producers
 from mixorder.transform.same_bits import same_bits_sooner
+from mixorder.transform.sooner import compute_sooner
 from mixorder.transform.tile_split import split_spanning
 
 
@@ -39,6 +40,7 @@ def kernel_of(rows: int, cols: int, staged: bool = True) -> tuple[LoopProgram, P
     region = with_row_values(within_tile(traced(lambda *x: norm_backward(*x), *specs)))
     assert region is not None
     program = same_bits_sooner(split_spanning(with_producers(lower_tile(region))), True, True)
+    program = compute_sooner(program)
     facts = tile.facts_of_tile(program)
     schedule = tile.choose(facts if staged else dataclasses.replace(facts, small=()), H200)
     program = TILE.place(program, schedule)

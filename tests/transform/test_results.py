@@ -46,6 +46,7 @@ from mixorder.transform.reorder import reorder
 from mixorder.transform.saturation import without_clamp
 from mixorder.transform.short_sums import without_compensation
 from mixorder.transform.single_precision import divide_in_float32
+from mixorder.transform.sooner import compute_sooner
 from mixorder.transform.split import split_outer
 from mixorder.transform.tile_split import split_spanning
 
@@ -308,7 +309,10 @@ TAKEN = {
 def test_transforms_of_a_region_within_tiles(name: str) -> None:
     lowered = lower_tile(region_of(name))
     inputs = inputs_of(region_of(name), lowered)
-    program = kept(lowered, inputs, (split_spanning, Form.BLOCKED), *((t, Form.BLOCKED) for t in SAME_BITS))
+    program = kept(
+        lowered, inputs, (split_spanning, Form.BLOCKED), *((t, Form.BLOCKED) for t in SAME_BITS),
+        (compute_sooner, Form.BLOCKED),
+    )  # fmt: skip
     facts = tile.facts_of_tile(program)
     schedule = tile.through_workspace(tile.choose(facts, H200), facts)
     results = tile.staged_results(program, schedule)
@@ -323,4 +327,7 @@ def test_transforms_of_values_of_rows(name: str) -> None:
     inputs = inputs_of(region, lowered)
     ahead = with_producers(lowered)
     assert not differing(evaluated(lowered, inputs), evaluated(ahead, inputs))
-    kept(split_spanning(ahead), inputs, *((t, Form.BLOCKED) for t in SAME_BITS))
+    kept(
+        split_spanning(ahead), inputs, *((t, Form.BLOCKED) for t in SAME_BITS),
+        (compute_sooner, Form.BLOCKED),
+    )  # fmt: skip

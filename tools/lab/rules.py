@@ -118,6 +118,7 @@ RULES: dict[str, Any] = {
     "transform.operators.contract": first,
     "transform.in_place.reuse_in_place": first,
     "transform.finished.finished": first,
+    "transform.sooner.compute_sooner": first,
     "transform.branches.without_branches": none,
     "transform.few_bits.divide_by_few_bits": none,
     "transform.half_precision.without_rounding": none,
