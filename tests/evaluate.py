@@ -39,6 +39,7 @@ from mixorder.transform.branches import PREFIX
 from mixorder.transform.cooperative import MAILBOX
 from mixorder.transform.few_bits import QUOTIENT
 from mixorder.transform.quotients import CORRECTED, INVERSE
+from mixorder.transform.rounding import ROUNDED
 
 Tensor = torch.Tensor
 f32 = torch.float32
@@ -220,6 +221,7 @@ OPS: dict[str, Callable[..., Tensor]] = {
     QUOTIENT: lambda divisor, dividend: torch.div(torch.full_like(divisor, dividend), divisor),
     INVERSE: torch.reciprocal,
     CORRECTED: FUNCTIONS[CORRECTED].meaning,
+    ROUNDED: lambda x: x.bfloat16().float(),
 }
 
 

@@ -44,15 +44,17 @@ def mark_of(text: str) -> str | None:
 class Function:
     """Assembly that computes a float32 of others, element by element.
 
-    `body`: the PTX. `meaning`: what it gives, as a function of tensors.
+    `body`: the PTX. `meaning`: what it gives, as a function of tensors. `pack`: elements of one call.
     """
 
     body: str
     meaning: Callable[..., Any]
+    pack: int = 1
 
     def called(self, mark: str, *args: object) -> str:
         """Triton text: a call, of tensors and numbers."""
         texts = [
             f"tl.full([], {arg}, tl.float32)" if isinstance(arg, int | float) else str(arg) for arg in args
         ]
-        return inline(mark, self.body, ",".join(["=f", *["f"] * len(args)]), texts, "tl.float32")
+        constraints = ",".join(["=f"] * self.pack + ["f"] * self.pack * len(args))
+        return inline(mark, self.body, constraints, texts, "tl.float32", self.pack)

@@ -14,9 +14,9 @@ import torch
 from ..errors import Decline, DeclineReason
 from ..inductor.printing import CSEVariable, IndentedBuffer, ScalarPrinter, printing_triton
 from ..ir.program import Compute, Load, LoopProgram, Reduce, Ref
-from . import branchless, quotients
+from . import bfloat16, branchless, quotients
 
-FUNCTIONS = {**branchless.FUNCTIONS, **quotients.FUNCTIONS}
+FUNCTIONS = {**branchless.FUNCTIONS, **bfloat16.FUNCTIONS, **quotients.FUNCTIONS}
 
 
 def check_printable(program: LoopProgram) -> LoopProgram:

@@ -9,6 +9,7 @@ import torch
 from ..ir.dtypes import HALVES
 from ..ir.program import Compute, Load, Reduce, Ref, Statement, operands
 from ..ir.rewriting import Scope, is_op, reading
+from .rounding import ROUNDED
 
 _SELECTING = frozenset({"maximum", "minimum", "abs", "neg", "where"})  # of their operands
 _WHOLE = frozenset({"round", "trunc", "floor", "ceil"})  # where these change a number, they have fewer bits
@@ -44,6 +45,8 @@ def halves_of(name: str, scope: Scope) -> _Halves:
         return halves_of(stmt.value.name, scope) if stmt.kind.selects else frozenset()
     if not isinstance(stmt, Compute):
         return frozenset()
+    if stmt.op == ROUNDED:
+        return frozenset({torch.bfloat16})
     own = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
     if stmt.op == "to_dtype":
         return HALVES & {scope.values[one].dtype for one in own}

@@ -11,6 +11,7 @@ from mixorder.transform.branches import FUNCTIONS as OF_LIBRARY
 from mixorder.transform.branches import PREFIX
 from mixorder.transform.few_bits import LEAST_DIVISOR, QUOTIENT
 from mixorder.transform.quotients import CORRECTED, INVERSE, LEAST, MOST
+from mixorder.transform.rounding import ROUNDED
 
 BLOCK, CALLS = 1024, 64
 MODULE = """\
@@ -40,7 +41,7 @@ def cases() -> dict[str, tuple[str, str]]:
     inverses = (called(INVERSE, "x"), "tl.div_rn(1.0, x)")
     ours, theirs = (f"tl.where({used}, {inverse}, 0.0)" for inverse in inverses)
     found["inverse"] = (ours, theirs)
-    return found
+    return found | {"bfloat16": (called(ROUNDED, "x"), "x.to(tl.bfloat16).to(tl.float32)")}
 
 
 @pytest.mark.parametrize("name", sorted(cases()))

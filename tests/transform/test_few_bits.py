@@ -13,6 +13,7 @@ from mixorder.ir.program import LoopProgram
 from mixorder.ir.rewriting import rewritten
 from mixorder.ir.verify import Form, verify
 from mixorder.transform.few_bits import QUOTIENT, divide_by_few_bits
+from mixorder.transform.rounding import round_at_once
 from mixorder.transform.single_precision import divide_in_float32
 
 
@@ -24,7 +25,7 @@ def transformed(factor: Callable[[Any], Any], dtype: torch.dtype, before: Any = 
 
     function = both_ways(one)
     program = lowered_tile(lambda x: function(before(x) if before else x), ((256, 512), dtype))
-    return verify(rewritten(program, divide_in_float32, divide_by_few_bits), Form.BLOCKED)
+    return verify(rewritten(program, divide_in_float32, round_at_once, divide_by_few_bits), Form.BLOCKED)
 
 
 def scale(x: Any) -> Any:

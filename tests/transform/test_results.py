@@ -43,7 +43,8 @@ from mixorder.transform.powers_of_two import multiply_by_reciprocals
 from mixorder.transform.producers import with_producers
 from mixorder.transform.quotients import divide_by_blocks
 from mixorder.transform.reorder import reorder
-from mixorder.transform.saturation import without_clamp
+from mixorder.transform.rounding import round_at_once
+from mixorder.transform.saturation import round_last, without_clamp
 from mixorder.transform.short_sums import without_compensation
 from mixorder.transform.single_precision import divide_in_float32
 from mixorder.transform.sooner import compute_sooner
@@ -263,11 +264,13 @@ def kept(program: LoopProgram, inputs: Results, *steps: tuple[Transform, Form]) 
 
 RULES = (
     without_rounding,
+    round_last,
     divide_in_float32,
     multiply_by_reciprocals,
     without_clamp,
     without_branches,
     divide_by_blocks,
+    round_at_once,
     divide_by_few_bits,
 )
 SAME_BITS = [lambda program, rule=rule: rewritten(program, rule) for rule in RULES]
