@@ -44,7 +44,9 @@ def known(request: pytest.FixtureRequest) -> Iterator[Known]:
 
     yield ask
     if accept and asked and request.node.stash.get(PASSED, False):
-        FILE.write_text(json.dumps({**_digests(), name: asked[-1]}, indent=0, sort_keys=True) + "\n")
+        written = FILE.with_suffix(f".{os.getpid()}")  # another worker reads the file as it was or as it is
+        written.write_text(json.dumps({**_digests(), name: asked[-1]}, indent=0, sort_keys=True) + "\n")
+        written.replace(FILE)
 
 
 def _text(program: LoopProgram, source: KernelSource) -> str:
