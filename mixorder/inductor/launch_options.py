@@ -25,10 +25,7 @@ from .wrapping import wrap
 
 LIMIT = "maxnreg"  # Triton's option, for CUDA alone
 # With a limit of these, a kernel that spills more than so many words of 4 bytes is compiled again with the
-# next one, and with none after the last. H200, casts by blocks, us with 72 (bytes spilled), and with what
-# they get so: dSiLU 193 (160), with 96 147 (48); dSwiGLU and sums 231 (72), with 96 209 (0); SwiGLU and a
-# residual 197 (64), with 96 180 (0). These keep 72: SwiGLU 128 (48), without a limit 141; dSwiGLU 190 (8),
-# with 96 201 (0).
+# next one, and with none after the last.
 LARGER = {72: 96, 96: 112, 112: 0}
 MOST_SPILLED = 12
 

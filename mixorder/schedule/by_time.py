@@ -16,8 +16,7 @@ from .space import Space
 
 GAIN = 0.92  # of the time of the rules' choice, at most: the prediction is off by 8% on average
 ROUNDS = 6
-# Rows of a tile with chunks. H200, 50176x192: 8x4w5s 60 us, 16x8w5s 104, predicted 64 and 66; 12544x160:
-# 8x4w3s 21, 16x8w3s 24. H100, 3136x320: 4x2w5s 11.5, 8x4w5s 12.8, 16x8w5s 17.3, 16x16w5s 24.5, predicted 8.3.
+# Rows of a tile with chunks.
 CHUNKED_ROWS = 8
 
 

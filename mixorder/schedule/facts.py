@@ -43,17 +43,11 @@ NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay
 ASYNC_BYTES = 4  # of the narrowest access that Triton issues ahead
 TABLE = 8  # elements of the space for each of a table, at least: it is read again and again
 # All bytes over those of a tensor that is read in single elements, and a program's columns, at least.
-# H100, GLM-4's rotary embeddings in bf16, an eighth, without loading ahead and with: 2048 columns 276 -> 184
-# and 217 -> 187 us, 256 columns 26 -> 31, 54 -> 69.
 MINOR, MINOR_COLS = 5, 1024
 # Bytes of a table, up to which few parts of L2 have all of it. Loads ahead of 16 bytes pass by the
-# first-level cache, and all multiprocessors wait for these parts. H100, 200704x40 with a table of 16x40 in
-# fp32: 139 us by any tile that is loaded ahead, 75 with a constant instead of the table, 80 with another
-# tensor instead; 74 to 100 without loading ahead.
+# first-level cache, and all multiprocessors wait for these parts.
 HOT_TABLE = 8192
-# Of a finalisation, beside partial results, at most, for a main kernel to do its work. H100, rows of 64 at
-# 8192 indices, 32 pieces: a finalisation with 150 loads 445 us, and 692 in the main kernel, whose programs
-# then take twice the registers. 14 others, with 0 to 2 loads, take 0.5 to 7% less time without one.
+# Of a finalisation, beside partial results, at most, for a main kernel to do its work.
 FINAL_LOADS = 4
 SHARED_ROWS = 8  # bytes of which rows of a batch are a multiple where they share few sectors of memory
 ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a multiple. Not fitted to others

@@ -28,28 +28,21 @@ BANK_CONFLICTS = 16
 
 # A thread's elements of a tensor lie next to each other, and there are as many as 16 bytes of the narrowest
 # tensor have. Beside it, a warp's access of a wider tensor touches more lines of the first-level cache, or
-# banks of shared memory. So many lines cost nothing more; each of the others counts as so many. H100,
-# integers of 8 bytes beside bytes, 12544x2304: 161 us, predicted 70 without this, 154 with it.
+# banks of shared memory. So many lines cost nothing more; each of the others counts as so many.
 LINES_OF_ACCESS, WIDER = 8, 1.5
 
 # Tiles of several rows, loaded in 4 bytes a thread at most: with so few programs on a multiprocessor, none
-# computes while another waits. 16 of 19 such plans took 1.3 to 3.5 times what was predicted without this
-# (H200). With 8 bytes, 5 of 32x10 at 32 indices take 2.0 us, predicted 3.2 with
-# it and 2.8 without (H100), and 12544x512 with channels first 43, 64 and 36.
+# computes while another waits.
 NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
 
 # Wider rows that are loaded ahead, of tensors that lie along rows and across them: all of it takes so many
-# times as long. H200, 262144x768, 11 plans in bf16: 1.2 to 3.2 times what was predicted without this, 2.8
-# in the middle; one under autocast 1.6. Rows of 96 to 192, 9 kernels: 0.8 to 1.0 times.
+# times as long.
 BOTH_WAYS_COLS, BOTH_WAYS_AHEAD = 256, 2.5
 
-# A sum over a program's rows takes less where these are narrower. H200 and H100, 1281 kernels: p95 of the
-# error 31.0% with 64, 36.3% with 32, 39.3% without. Where the rows of a tile counted as well, tiles of 64
-# rows and 32 warps were chosen: 16384x64 17.4 us, by 16 rows and one warp 9.8.
+# A sum over a program's rows takes less where these are narrower.
 TREE_LANES = 64
 
-# A sum over the rows of a program of one warp takes neither shared memory nor barriers. H200, 72 such
-# subgraphs: predicted 5% longer than measured with 1, as measured with 0.5, 3% shorter with 0.25.
+# A sum over the rows of a program of one warp takes neither shared memory nor barriers.
 ONE_WARP = 0.5
 
 

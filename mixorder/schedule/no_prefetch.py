@@ -17,22 +17,14 @@ FEW, FEW_REGISTERS, MOST_WARPS = (8, 24), 88, 8
 WIDE, WIDE_REGISTERS = (32, 8), 280
 # Warps of a multiprocessor, of other tiles: of a table that the first-level cache holds, and else.
 CACHED_WARPS, OTHER_WARPS = 24, 16
-# Programs of each multiprocessor, from which on nothing is loaded ahead. H200: batch axes of 131072, 4 stages
-# 983 us, 1 stage 609; of 8192, 3 stages 521 and 499, 1 stage 402 and 510.
+# Programs of each multiprocessor, from which on nothing is loaded ahead.
 MANY_PROGRAMS = 32
-# Warps of a multiprocessor, where many hide what loads take instead of loads ahead, and elements of a thread:
-# of tiles with narrow accesses, and of tiles whose loads lie in different directions. What is narrower than 4
-# bytes is not loaded ahead, and what has 4 is copied element by element. H200, before and after: 4096 rows of
-# 49 at 147 indices 400 -> 108 us, 1024 at 294 158 -> 74, 12544x486 137 -> 46 and 39 -> 21, 64 rows of 2209 at
-# 144 336 -> 113, 64 rows of 49 at 240 38 -> 12; 16384x768 with transposed tensors 126 -> 52 and 122 -> 34. Of
-# 14, 12 warps are 2 to 10% faster with 3, and 10 to 50% slower with 8.
+# Warps of a multiprocessor, where many hide what loads take instead of loads ahead, and elements of a
+# thread: of tiles with narrow accesses, and of tiles whose loads lie in different directions. What is
+# narrower than 4 bytes is not loaded ahead, and what has 4 is copied element by element.
 STALLED_WARPS, STALLED_ELEMENTS = 24, 8
 # The same of tiles in which a tensor lies along the rows: with fewer rows than fill a sector, each element
-# moves one. H200, 1, 2, 4, 8 and 16 rows: 50176x256 in fp32 246, 131, 80, 62 and 71 us, 12544x512 125, 74,
-# 58, 48 and 56; in bf16 315, 160, 91, 71 and 58 (32 rows: 64). 16 elements of a thread: 88 for 74, 61 for 50.
-# Where all that is read lies so, 8 and 16 rows: 12544x384 43 and 39 us, 50176x192 61 and 49, 200704x128 142
-# and 124; loaded ahead 67, 70 and 267. Where it lies both ways, rows of 192 and 160 in chunks, loaded ahead,
-# 8 rows: 60 and 21 us, as whole rows 98 and 45.
+# moves one.
 SECTOR_ELEMENTS, ALONG_ROWS = 32, 16
 
 

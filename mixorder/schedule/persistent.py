@@ -39,7 +39,7 @@ PROGRAMS_PER_SM = 4
 # Tiles of a multiprocessor. With fewer it gets one program, which leaves the fewest partials; its tiles have
 # this share of the bytes, and it this share of the warps, as smaller tiles start sooner and spread evenly.
 MIN_TILES, FEW_TILES_SHARE = 8, 0.5
-# H200, LayerNorm with a residual 200704x128 bf16: 55% of the limit with 4 warps, 81% with 16.
+# Of a multiprocessor, whatever its tiles hold.
 MIN_WARPS_PER_SM = 8
 # At most. With many, a row spans few warps, and its reductions need few barriers.
 ELEMENTS_PER_THREAD = 32
@@ -48,31 +48,21 @@ LEAST_CHUNK = 512  # columns
 
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
 MOST_CHUNKS = 8  # each has its own code
-# Columns of a chunk at least, and of a row at most, where a thread's accesses of narrow tensors are less than
-# 16 bytes. H200, three or more tensors in bf16 and fp32, 768 columns in 3 chunks instead of 1024 lanes: 8192
-# rows 51 -> 43 and 42 -> 37 us, 16384 rows 68 -> 61 and 65 -> 57, 37120 rows 157 -> 134; 2560 in 3 instead of
-# 4096 lanes 271 -> 185. Two tensors, 16384 rows: 41 -> 45 and 40 -> 41. 6144 columns in 3 chunks 451, by
-# programs that share rows 362.
+# Columns of a chunk at least, and of a row at most, where a thread's accesses of narrow tensors are less
+# than 16 bytes.
 NARROWED_CHUNK, MAX_NARROWED = 256, 4096
 # Estimated registers of a thread at most, where rows are only added up; with more, or where a single program
-# would have a multiprocessor, a program has no more warps than a row fills. H100, one program of 8 or 16
-# warps before: 12544x768 25.1 -> 19.3 us, 4096x720 of three pieces 16.2 -> 12.0, 3136x768 of two 13.5 ->
-# 10.7, 12544x1152 30.0 -> 27.8, 16384x256 14.1 -> 13.3; 32 of 216 and 248 registers: 16384x4096 235 -> 184,
-# 37120x768 120 -> 95.
+# would have a multiprocessor, a program has no more warps than a row fills.
 SUM_REGISTERS = 225
 MAX_BLOCK = 2048  # columns; wider rows are divided wherever they can be
 BLOCK_SLACK = 1 / 16  # more lanes than the fewest, at most, for a wider block
 LIGHT_WORDS = 4  # held per element, at most, for tiles of half as many rows and one stage more
 WIDE_ROW = 8192  # bytes loaded per row
-# Of a multiprocessor, at least, before accesses get narrower. H200, two RMSNorms of a BitNet, 16384x2560 in 5
-# chunks, one program: 2 warps 237 us, 4 with accesses of 8 bytes 204. What then has less than 4 bytes is not
-# loaded ahead.
+# Of a multiprocessor, at least, before accesses get narrower. What then has less than 4 bytes is not loaded
+# ahead.
 CHUNKED_WARPS = 4
 BUSY_BLOCK = 1024  # columns of a block at most, where computing takes longer than memory
 # From so many bytes of an element in sectors that other programs read as well, nothing is evicted first.
-# H100, 4096 rows of 49 at 196 indices, three tensors in bf16, 290 us with it and 198 without; at 147 indices
-# 176 and 136; 1024 at 294 90 and 74, two tensors in fp32 85 and 72. Two in bf16: 47 and 46, 63 and 64, 75 and
-# 81; one tile with all rows 34 and 37.
 SHARED_BYTES = 6
 
 

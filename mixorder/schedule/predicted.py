@@ -19,18 +19,14 @@ from .fused import fused_kernels
 from .kernel_time import TIMES, Kind, Times
 from .plan import Plan
 
-# H200, torch 2.11, 2026-11-20: the limit's time against its bytes, by least squares over the 42 norms of
-# tools/data/h200.json whose rows start at boundaries (mean error 1%, largest 4%).
+# The limit's time against its bytes, by least squares over the 42 norms of tools/data/h200.json whose rows
+# start at boundaries.
 LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
 # Of Inductor's time, at least, that fusing has to save (docs/lab/tuning.md).
 LEAST_SAVED = 0.04
-# Of Inductor's time, at most, that a pair of reductions may take longer by prediction. H200, the 11 pairs of
-# 985 duels that were predicted to take longer, but for those of `veto`: ten, by 2 to 31%, took up to 36% less
-# and at most 0.1 us more; norms of tensors in both orders (SAM, 262144x768), by 114%, 2173 us, not 1248.
+# Of Inductor's time, at most, that a pair of reductions may take longer by prediction.
 LONGER = 0.5
-# Of `mixorder_min_numel`, for what is no pair. H200: all 38 pairs of 4,352 to 49,152 elements took as long as
-# Inductor's kernels or less, but one (6.7 us, 6.4); casts by blocks of 16,384 took 9.2 to 10.8 us, Inductor's
-# kernels 6.8 to 8.6, and a sum alone of 24,576 took 6.4 and 5.0.
+# Of `mixorder_min_numel`, for what is no pair.
 UNPAIRED = 16
 
 

@@ -14,8 +14,7 @@ from .plan import Plan, Produced, next_power_of_2
 
 # Registers of a thread, so that 5 programs of 4 warps run at once on a multiprocessor; with 80, a norm's
 # backward and MXFP8 both ways spill 64 bytes. Where rows are added up part by part, fewer programs at once
-# are faster up to a point (H100, us by registers): 16384x12288 72 594, 80 553, 96 515, 104 542; 16384x16384
-# 72 896, 80 838, 96 718, 104 741; 8192x28672 72 968, 80 906, 96 809, 104 735, 128 690.
+# are faster up to a point.
 REGISTERS, REGISTERS_OF_MANY_PARTS, FEW_PARTS = 96, 128, 4
 AHEAD = 72  # registers of a thread, for the number of programs ahead
 # Elements of a row in a thread. With 1 and 2 rows of a program: 16384x4096 172 and 189 us, 16384x2048 99

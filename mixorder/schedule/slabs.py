@@ -57,8 +57,7 @@ ALONE, LONG = 256, 1024  # elements of a row, from which on a tile has rows of o
 IDLE = 1.35  # lanes of a longer tile, over those of any, that are as good
 WARPS = 4
 PER_THREAD = 8  # elements, at least
-# Estimated registers of a thread, above which a tile has half as many elements. H200, 24 programs: those of
-# 216 lose up to 7% with smaller tiles, those of 232 and more take 5 to 37% less time.
+# Estimated registers of a thread, above which a tile has half as many elements.
 MOST_REGISTERS = 224
 UNDER_WAY = 4 * ELEMENTS  # elements of tiles of the first kernel, on each multiprocessor
 RESULTS = 4096  # partial sums of a program of the second kernel, at most
@@ -67,8 +66,8 @@ GROUP_RESULTS = 1024  # as many as it prefers where the contiguous axis is reduc
 # too, if the shared memory of a multiprocessor is enough for so many programs (docs/lab/tuning.md).
 STAGES, STAGES_ACROSS, PROGRAMS = 3, 2, 2
 RESULT_COLUMNS = 32  # of such a program, at most
-# Of kernels that sum contiguous rows: microseconds until the first program has a tile, and from the last tile
-# to the sums; and bytes that L2 still has for the third kernel (H100, 33 subgraphs of a draw).
+# Of kernels that sum contiguous rows: microseconds until the first program has a tile, and from the last
+# tile to the sums; and bytes that L2 still has for the third kernel.
 FILL_US, WARM_BYTES = 2.5, 16e6
 # How much longer kernels take (docs/lab/tuning.md): ours for tiles of several rows of a number of elements
 # that is no multiple of `NARROW`, ours and Inductor's where tensors lie along another axis, and Inductor's

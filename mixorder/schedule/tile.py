@@ -39,42 +39,31 @@ from .work import Work, computing
 
 # Figures of tiles and registers: 298, 643 and 691 tiles of 22 recipes (H200, 16384x4096 bf16).
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
-# Of a tile without reductions. H200, turned cast: 131072x7168 738 us with 128x128 elements, 699 with 256x128.
+# Of a tile without reductions.
 ELEMENTS_TURNED = 32768
 MOST_ELEMENTS = 32768  # of whole blocks
 PER_THREAD = 64  # elements of a tile with little to compute, half as many with more
 MOST_PER_THREAD = 128  # of larger blocks of one tensor, and of no reductions, half as many of several tensors
 # Of one axis that is reduced, where nothing narrower than 2 bytes is stored: a tile has a column for each
-# lane of a warp at least, and a thread so many elements. H100, norms over channels, 7 subgraphs, 64 elements
-# of a thread (32 where there is more to compute) in tiles of 64 to 256 columns: 68.2 us, by 8 warps and 32
-# columns 61.2; 46.0 and 41.2; 16.3 and 14.3; 43.8 and 42.6; 78.1 and 77.4; 115.3 and 115.2; 26.9 and 26.9.
+# lane of a warp at least, and a thread so many elements.
 PER_THREAD_OF_NORM = 16
 # Elements of a thread, up to which casts to one byte make words of columns. With 128, as 1x128 both ways has,
 # sm_90 gets the same instructions without this. For sm_100, ptxas spills 96 bytes instead of 64.
 MOST_WORDS = 64
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
-# H200, dSwiGLU and MXFP8 both ways: 8192x28672 956 us without bands, 864 with 8 and 797 with 16; 16384x4096
-# 242, 232 and 233. Tiles that write whole lines take 1% more. Where all tiles of some rows move less, L2
-# still has the line when its next tile comes. H100, dSwiGLU, MB of a row of tiles, us with and without:
-# 16384x4096 2.6 MB, 285 and 273; 131072x7168 4.6 MB, 3884 and 3943; 8192x28672 18 MB, 993 and 1234.
+# Rows of tiles that follow one another in bands, and bytes of a row of tiles from which they do: where all
+# tiles of some rows move less, L2 still has the line when its next tile comes.
 BAND, BAND_BYTES = 16, 4e6
-# Staged tiles with more to compute are 32x128 in bands of 8, in place of 64x64. H200, percent of the limit,
-# at 4096x4096, 16384x4096, 131072x7168 and 8192x28672: dSwiGLU 78.1 and 78.5, 80.6 and 82.9, 82.3 and 82.6,
-# 80.6 and 81.7, and without bands 77.2, 79.3, 81.1 and 81.7; behind a norm, without bands, 58.2 and 59.1,
-# 62.9 and 62.7, 62.9 and 63.7, 53.3 and 53.0. With little to compute, MXFP8 both ways, 32x256 elements: 84.1
-# and 83.9, 86.1 and 88.7, 84.3 and 77.4, 84.3 and 84.6.
+# Staged tiles with more to compute are 32x128 in bands of 8, in place of 64x64.
 BAND_STAGED = 8
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes
 TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
 TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
 
 # Of blocks along columns, Inductor has so many elements at once at most, mostly one in a thread, and reduces
-# them apart from what it stores transposed. To combine an element with those of other threads and warps takes
-# so many instructions: machine code for sm_90, torch 2.13, a maximum of 64x1 has 26 for an element, of 32x1
-# 15 to 30, and of 1x64, along rows, 13 with a quotient and a cast. H200, us measured, and predicted without
-# these and with them: MXFP8 32x1 transposed 204, 107, 194; both ways 262, 162, 244, not transposed 252, 147,
-# 184; 1x128 and 128x1, transposed 158, 156, 160, not transposed 148, 124, 143; int8 1x64 and 64x1, transposed
-# 238, 166, 247. Norms over channels, which store no bytes, were not looked at.
+# them apart from what it stores transposed. To combine an element with those of other threads and warps
+# takes so many instructions: machine code for sm_90, torch 2.13, a maximum of 64x1 has 26 for an element, of
+# 32x1 15 to 30, and of 1x64, along rows, 13 with a quotient and a cast.
 AT_ONCE, EXCHANGED = 64, 20
 
 

@@ -22,14 +22,9 @@ from .producers import row_axes_of
 from .staged import Small
 
 LITTLE = 10  # instructions for an element; 7 at most had 64 elements in a thread, 13 at least 32
-# Instructions for an element, for each byte of it that is moved, above which a tile has a quarter. H200,
-# percent of the limit with 64x64 elements and with 32x64, at 4096x4096, 16384x4096, 131072x7168 and
-# 8192x28672: dGELU (5.5) 68.4 and 70.1, 68.3 and 71.7, 68.5 and 70.4, 66.7 and 69.2; MXFP4 (15) 27.8 and
-# 31.2, 21.7 and 25.3, 20.0 and 22.5, 20.5 and 23.0. dSwiGLU (3.1): 80.4 and 79.3 at 16384x4096, 79.6 and 82.1
-# at 8192x28672.
+# Instructions for an element, for each byte of it that is moved, above which a tile has a quarter.
 HEAVY = 4.5
-# Bytes to load of each element, from which a tile of a norm over channels is small. H100: with 2 bytes, a
-# thread has too few on the way, 75.6 us in a large tile and 79.6 in a small one.
+# Bytes to load of each element, from which a tile of a norm over channels is small.
 LEAST_LOADED = 4
 
 

@@ -11,10 +11,8 @@ MANY, FEW = 64, 32  # elements of a thread
 # Registers of a thread. Of blocks of 128, so that 12 warps fit a multiprocessor: 1x128 both in place 90 us
 # without a limit, 83 with.
 REGISTERS_OF_MANY = 168
-# Where a thread computes much, more programs gain more than a few spilled registers cost; a kernel that would
-# spill many is compiled with more (`inductor.launch_options.fit`). H200, MXFP8 both ways, us without a limit
-# and so: dGELU 139 and 130, with its results in bfloat16 as well 169 and 155; SiLU 117 and 103; dSwiGLU 202
-# and 190; dGeGLU 225 and 205 (with 96 202). GELU 103.8 and 105.0.
+# Where a thread computes much, more programs gain more than a few spilled registers cost; a kernel that
+# would spill many is compiled with more (`inductor.launch_options.fit`).
 FEWEST = 72
 # Instructions for an element. With fewer, two results of two tensors (14): 156 us, and 161 with a limit; with
 # more, MXFP4 (59): 213.6 and 215.5, dMish (81): 224 and 228.

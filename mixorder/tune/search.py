@@ -17,8 +17,7 @@ MOST = 28  # candidates timed for one region
 ROUND_GAIN = 1.01  # a round that gains less is the last one
 MARGIN = 1.015  # the gain over the heuristic's schedule that a winner needs: more than noise
 DUELS = 2  # comparisons with the heuristic's schedule, all of which need that gain
-# Shorter kernels are not tuned. H200, RMSNorm 2048x2048 in bf16, 13 us: the schedule that won both duels took
-# 8% longer in the backward that it was tuned for.
+# Shorter kernels are not tuned.
 SHORT_US = 20.0
 REPS = 15  # samples of a candidate in a round
 FINAL_REPS = 60  # samples of the two that are compared at the end
