@@ -14,7 +14,7 @@ REPEATED_LOADS = 3
 # Then, elements of a thread and warps of a multiprocessor, where a thread has few registers by estimate and a
 # program at most so many warps, and in wider rows (docs/lab/tuning.md, "Tables that rows share").
 FEW, FEW_REGISTERS, MOST_WARPS = (8, 24), 88, 8
-WIDE, WIDE_REGISTERS = (32, 8), 280
+WIDE = (32, 8)
 # Warps of a multiprocessor, of other tiles: of a table that the first-level cache holds, and else.
 CACHED_WARPS, OTHER_WARPS = 24, 16
 # Programs of each multiprocessor, from which on nothing is loaded ahead.
@@ -44,12 +44,11 @@ def without_prefetch(
 
 def _of_tables(facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
     """A tile that loads no table ahead, and how many programs share a multiprocessor."""
-    if facts.loads.hot or registers_of(facts, FEW[0], 1) > FEW_REGISTERS:
+    in_chunks = lanes != next_power_of_2(lanes)  # more warps would narrow the accesses of each
+    if facts.loads.hot or in_chunks or registers_of(facts, FEW[0], 1) > FEW_REGISTERS:
         warps = CACHED_WARPS if facts.loads.hot else OTHER_WARPS
         return dataclasses.replace(tile, num_stages=1), max(per_sm, warps // tile.num_warps)
     each, warps = FEW if lanes <= MOST_WARPS * FEW[0] * device.warp_size else WIDE
-    if registers_of(facts, each, 1) > WIDE_REGISTERS:
-        each //= 2
     xblock = max(1, min(tile.xblock, MOST_WARPS * each * device.warp_size // lanes))
     num_warps = max(1, floor_power_of_2(xblock * lanes // (each * device.warp_size)))
     return Tile(xblock, num_warps, 1), max(1, warps // num_warps)

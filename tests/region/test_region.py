@@ -160,7 +160,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[graphs.Spec, ...]]] = {
         lambda x, dy: (*(p := pair(x, dy)), p[0].sum(0, keepdim=True).reshape(256)),
         (FULL, FULL),
     ),
-    "sums of what is read": (side_by_side, (FULL, FULL, FULL, FULL)),
+    "two pairs with a gradient in common": (side_by_side, (FULL, FULL, FULL, FULL)),
     "an epilogue": (
         lambda x, dy, w: ((p := pair(x, dy))[0], (p[1] * 0.5 + w).to(bf16)),
         (FULL, FULL, WEIGHT),
@@ -225,7 +225,7 @@ casts for a softmax. 512x256: getitem_1 sum_1 | sum_2, x_1 dy_1 -> convert_eleme
 a residual. 512x256: sum_1 | sum_2, x_1 dy_1 r_1 -> sum_2 add
 reshaped rows. 512x256: sum_1 | sum_2, dy_1 x_1 -> sub sum_2
 a bias gradient. 512x256: sum_1 | sum_2 sum_3, x_1 dy_1 -> sub sum_2 sum_3
-sums of what is read. 512x256: mean | sum_1 sum_2 sum_3, a_1 x_1 b_1 -> sub sum_1 sum_2 sum_3
+two pairs with a gradient in common. 512x256: mean | sum_1 sum_2 sum_3, a_1 x_1 b_1 -> sub sum_1 sum_2 sum_3
 an epilogue. 512x256: sum_1 | sum_2, x_1 dy_1 w_1 -> sub convert_element_type
 two norms of one gradient. 512x256: sum_1 sum_3 | sum_2 sum_4, x_1 dy_1 y_1 -> sub sum_2 sub_1 sum_4
 row sums in a chain. 512x256: amax sum_1 | sum_2, x_1 dy_1 -> sub sum_2
