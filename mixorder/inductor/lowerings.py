@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -21,31 +21,45 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from . import gathers
-from .ops import is_handling
+from .ops import unwrapped
 from .symbols import once_a_graph
 
 __all__ = ["TensorBox"]
 
 
+Index = tuple[sympy.Expr, ...]
+
+
+class _Empty(GraphLowering):
+    """The state that lowerings find: a graph without nodes, which remembers how indices are simplified.
+
+    `boxes`: the results of lowerings, by what they saw. `read`: gives the elements of a leaf, by its number,
+    to the box that is evaluated; None while an operator is lowered.
+    """
+
+    def __init__(self, mode: Any) -> None:
+        nothing = torch.fx.Graph()
+        nothing.output(())
+        super().__init__(torch.fx.GraphModule({}, nothing), shape_env=mode.shape_env)
+        self.boxes: dict[Hashable, Any] = {}
+        self.read: Callable[[int, Index], Any] | None = None
+
+    @contextlib.contextmanager
+    def reading(self, read: Callable[[int, Index], Any] | None) -> Iterator[None]:
+        outer, self.read = self.read, read
+        try:
+            yield
+        finally:
+            self.read = outer
+
+
 @contextlib.contextmanager
 def context(like: Any) -> Iterator[None]:
     """Inside, lowerings find the graph state that they need: size variables and device of a fake tensor."""
-    graph = once_a_graph(like.fake_mode, functools.partial(_state, like.fake_mode))
-    with (
-        V.set_graph_handler(graph),
-        V.set_fake_mode(like.fake_mode),
-        graph.set_current_device(_gpu(like.device)),
-    ):
-        yield
-
-
-def _state(mode: Any) -> GraphLowering:
-    """Of a graph without nodes. It remembers how indices are simplified."""
-    nothing = torch.fx.Graph()
-    nothing.output(())
-    empty = torch.fx.GraphModule({}, nothing)
-    with V.set_fake_mode(mode):
-        return GraphLowering(empty, shape_env=mode.shape_env)
+    with V.set_fake_mode(like.fake_mode):
+        graph = once_a_graph(like.fake_mode, functools.partial(_Empty, like.fake_mode))
+        with V.set_graph_handler(graph), graph.set_current_device(_gpu(like.device)):
+            yield
 
 
 def _gpu(device: torch.device) -> torch.device:
@@ -53,43 +67,51 @@ def _gpu(device: torch.device) -> torch.device:
     return device if device.type != "cpu" else torch.device("cuda", 0)
 
 
-def leaf(
-    node: Node,
-    like: torch.Tensor,
-    size: Sequence[sympy.Expr],
-    value: Callable[[Node, tuple[sympy.Expr, ...]], Any],
-    handler: Any,
-) -> TensorBox:
-    """A box for a node with the dtype and device of `like`: its elements are the results of `value`.
+def leaf(number: int, like: torch.Tensor, size: Sequence[sympy.Expr]) -> TensorBox:
+    """A box with the dtype and device of `like`. Its elements are those that `evaluated` reads.
 
-    For any other handler of ops it is a load: Inductor counts ops and reads while it lowers.
+    While an operator is lowered it is a load: Inductor counts ops and reads then.
     """
 
     def inner_fn(index: Sequence[sympy.Expr]) -> Any:
-        if not is_handling(handler):
-            return ops.load(node.name, sympy.S.Zero)
-        return OpsValue(value(node, tuple(index)))
+        if (read := V.graph.read) is None:
+            return ops.load(f"leaf{number}", sympy.S.Zero)
+        return OpsValue(read(number, tuple(index)))
 
     return ir.Pointwise.create(
         device=_gpu(like.device), dtype=like.dtype, inner_fn=inner_fn, ranges=list(size)
     )
 
 
-def lowered(node: Node, operand: Callable[[Node], Any]) -> Any:
-    """The result of the lowering of a node's operator; nodes among its arguments become `operand(node)`.
+def evaluated(box: TensorBox, index: Index, read: Callable[[int, Index], Any]) -> Any:
+    """The element of a box at an index, by the handler of `ops` in force. `read` gives those of its leaves by
+    number."""
+    with V.graph.reading(read):
+        return unwrapped(box.make_loader()(index))
+
+
+def lowered(node: Node, operand: Callable[[Node], Any], key: Hashable | None) -> Any:
+    """The result of the lowering of a node's operator; nodes among its arguments become `operand(node)`. With
+    a key, what was given for it before.
 
     Raises `Decline` for an operator that cannot be lowered outside of a whole graph.
     """
+    if key in V.graph.boxes:
+        return V.graph.boxes[key]
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
     lowering = gathers.LOWERINGS.get(node.target) or lowerings[node.target]  # type: ignore[index]
-    V.graph.current_node = node  # its metadata says where `emulate_precision_casts` rounds
+    V.graph.current_node = node  # `graphs.ROUNDED` in its metadata is read here
     try:
-        return lowering(*args, **kwargs)
+        with V.graph.reading(None):
+            result = lowering(*args, **kwargs)
     except Decline:
         raise
     except Exception as error:  # such as a lowering that calls an ATen kernel, which needs a whole graph
         detail = f"{node.target}: its lowering ends in {type(error).__name__}: {error}"
         raise Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name) from error
+    if key is not None:
+        V.graph.boxes[key] = result
+    return result
 
 
 def is_loop(result: Any) -> bool:

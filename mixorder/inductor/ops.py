@@ -21,11 +21,6 @@ def handling(handler: Any) -> contextlib.AbstractContextManager[Any]:
     return V.set_ops_handler(handler)
 
 
-def is_handling(handler: Any) -> bool:
-    """Whether calls of `ops` go to this handler."""
-    return V.get_ops_handler() is handler
-
-
 def result_dtype(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
     """The dtype of an op's result, from the `dtype` of its arguments; None if it gives no single value."""
     dtype = getattr(_dtype_rules(), op)(*args, **kwargs)

@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import functools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -306,8 +306,12 @@ class Nest:
         """Whether one of the loops runs over the groups of programs that the rows are divided among."""
         return any(axis.kind is AxisClass.SPLIT for axis in self.loops)
 
-    def dependence(self) -> dict[str, frozenset[sympy.Symbol]]:
+    def dependence(self) -> Mapping[str, frozenset[sympy.Symbol]]:
         """The loop symbols that each value depends on."""
+        return self._dependence
+
+    @functools.cached_property
+    def _dependence(self) -> Mapping[str, frozenset[sympy.Symbol]]:
         symbols = {axis.symbol for axis in self.loops}
         deps: dict[str, frozenset[sympy.Symbol]] = {}
         for stmt in self.statements:
@@ -399,7 +403,7 @@ class LoopProgram:
         return tuple(sorted(found & dict(self.hints).keys(), key=str))
 
     def hint(self, expr: sympy.Expr) -> int:
-        return int(sympy.sympify(expr).xreplace(dict(self.hints)))
+        return int(sympy.sympify(expr).xreplace(dict(self.hints)) if self.hints else expr)
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)
@@ -484,7 +488,19 @@ def index_symbols(stmt: Statement) -> set[sympy.Symbol]:
     if isinstance(stmt, Reduce | Carry | Exchange):
         return set()
     exprs = stmt.args if isinstance(stmt, Compute) else (stmt.index,)
-    return {s for expr in exprs if isinstance(expr, sympy.Expr) for s in expr.free_symbols}
+    return set().union(*(symbols_of(expr) for expr in exprs if isinstance(expr, sympy.Expr)))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def symbols_of(expr: sympy.Expr) -> frozenset[sympy.Symbol]:
+    """An expression's symbols, which sympy collects anew each time."""
+    return frozenset(expr.free_symbols)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def stride_along(index: sympy.Expr, loop: sympy.Symbol) -> sympy.Expr:
+    """What an index grows by from one iteration of a loop to the next."""
+    return index.coeff(loop)
 
 
 def is_full(stmt: Load | Store, axes: Iterable[Axis], reduced: Collection[sympy.Symbol]) -> bool:
@@ -500,7 +516,7 @@ def _show(value: Any) -> str:
     return str(value)
 
 
-def loops_of(stmt: Statement, deps: dict[str, frozenset[sympy.Symbol]]) -> frozenset[sympy.Symbol]:
+def loops_of(stmt: Statement, deps: Mapping[str, frozenset[sympy.Symbol]]) -> frozenset[sympy.Symbol]:
     """The loop symbols that a statement depends on. `deps`: those of each value (`Nest.dependence`)."""
     if isinstance(stmt, Value):
         return deps[stmt.name]
@@ -509,7 +525,7 @@ def loops_of(stmt: Statement, deps: dict[str, frozenset[sympy.Symbol]]) -> froze
     return frozenset(stmt.index.free_symbols) | deps[stmt.value.name]
 
 
-def depth_of(stmt: Statement, loops: tuple[Axis, ...], deps: dict[str, frozenset[sympy.Symbol]]) -> int:
+def depth_of(stmt: Statement, loops: tuple[Axis, ...], deps: Mapping[str, frozenset[sympy.Symbol]]) -> int:
     """How many of `loops`, from the outermost, enclose a statement."""
     symbols = loops_of(stmt, deps)
     return max((i + 1 for i, axis in enumerate(loops) if axis.symbol in symbols), default=0)

@@ -46,7 +46,7 @@ class Scope:
         return {s.name: s for s in self.nest.statements if isinstance(s, Value)}
 
     @functools.cached_property
-    def deps(self) -> dict[str, frozenset[sympy.Symbol]]:
+    def deps(self) -> Mapping[str, frozenset[sympy.Symbol]]:
         """The loop symbols that each value depends on."""
         return self.nest.dependence()
 

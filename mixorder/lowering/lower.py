@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..inductor.lowerings import context
-from ..inductor.ops import handling, unwrapped
+from ..inductor.ops import handling
 from ..inductor.symbols import are_equal
 from ..ir.program import (
     Axis,
@@ -150,7 +150,7 @@ class _RowTracer(Tracer):
                 traced = self.value(node.args[0], index)  # type: ignore[arg-type]
             else:
                 with handling(self._recorder):
-                    traced = unwrapped(self._boxes.of(node).make_loader()(index))
+                    traced = self._boxes.element(node, index)
             if node in self.region.rounded:
                 traced = self.as_stored(traced, node)
             self._values[key] = traced

@@ -1,11 +1,11 @@
 """The pointwise operators, views and gathers of a region as `TensorBox`es, lowered by Inductor.
 
-A box's operands are leaves: a load from a leaf calls back for the value of its node.
+A box's operands are leaves, with numbers: a load from a leaf calls back for the value of an operand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -13,53 +13,69 @@ import torch
 from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
-from ..inductor.lowerings import TensorBox, is_loop, leaf, lowered
+from ..inductor.graphs import ROUNDED
+from ..inductor.lowerings import TensorBox, evaluated, is_loop, leaf, lowered
 from ..region.gathers import is_piece
-from ..region.nodes import fake, size_of
+from ..region.nodes import fake, is_pointwise, is_view, shape_of, size_of
 from .index_map import Index
 
 
 class Boxes:
-    """The boxes of a region's nodes, each lowered once. `value` gives a node's value at an index while
-    `recorder` is the handler of `ops`."""
+    """The boxes of a region's nodes. Nodes that compute the same of operands that are alike share one."""
 
-    def __init__(self, value: Callable[[Node, Index], Any], recorder: Any) -> None:
+    def __init__(self, value: Callable[[Node, Index], Any]) -> None:
         self._value = value
-        self._recorder = recorder
-        self._boxes: dict[Node, TensorBox] = {}
-        self._pieces: dict[Node, list[TensorBox]] = {}
+        self._boxes: dict[Node, Any] = {}
 
-    def of(self, node: Node) -> TensorBox:
-        """The box of a node. Raises `Decline` for an op whose lowering is not a loop."""
-        if node not in self._boxes:
-            if is_piece(node):
-                whole, i = node.args
-                result = self._split(whole)[i]  # type: ignore[arg-type,index]
-            else:
-                result = lowered(node, self._operand)
-            if not is_loop(result):
-                raise Decline(
-                    DeclineReason.UNSUPPORTED_OP,
-                    f"{node.target} is not a pointwise loop",
-                    node.name,
-                )
-            self._boxes[node] = result
-        return self._boxes[node]
+    def element(self, node: Node, index: Index) -> Any:
+        """An element of a node, from the values of its operands, by the handler of `ops` in force. Raises
+        `Decline` for an op whose lowering is not a loop."""
+        stated = node.args[0] if is_piece(node) else node
+        if stated not in self._boxes:
+            self._boxes[stated] = _box(stated)
+        box = self._boxes[stated] if stated is node else self._boxes[stated][node.args[1]]
+        if not is_loop(box):
+            detail = f"{node.target} is not a pointwise loop"
+            raise Decline(DeclineReason.UNSUPPORTED_OP, detail, node.name)
+        operands = stated.all_input_nodes
+        return evaluated(box, index, lambda number, at: self._value(operands[number], at))
 
-    def _split(self, split: Node) -> list[TensorBox]:
-        if split not in self._pieces:
-            self._pieces[split] = lowered(split, self._operand)
-        return self._pieces[split]
 
-    def _operand(self, node: Node) -> TensorBox | sympy.Expr:
-        val = node.meta["val"]
-        if isinstance(val, torch.SymInt):
-            return sympy.sympify(size_of(val))
-        if isinstance(val, torch.SymFloat):
-            return val.node.expr
-        like = fake(node)
-        assert like is not None
-        return leaf(node, like, symbolic(like.shape), self._value, self._recorder)
+def _box(node: Node) -> Any:
+    numbers = {operand: i for i, operand in enumerate(node.all_input_nodes)}
+    key: Hashable | None = None
+    # The lowerings of others look at users, and results that the graph returns may be rounded.
+    if (is_pointwise(node) or is_view(node)) and all(user.op != "output" for user in node.users):
+        key = node.target, bool(node.meta.get(ROUNDED)), _seen((node.args, node.kwargs), numbers)
+    return lowered(node, lambda operand: _operand(operand, numbers[operand]), key)
+
+
+def _operand(node: Node, number: int) -> TensorBox | sympy.Expr:
+    if (expr := _number(node)) is not None:
+        return expr
+    like = fake(node)
+    assert like is not None
+    return leaf(number, like, symbolic(like.shape))
+
+
+def _number(node: Node) -> sympy.Expr | None:
+    """The expression of a symbolic number; None for a tensor."""
+    val = node.meta["val"]
+    if isinstance(val, torch.SymInt):
+        return sympy.sympify(size_of(val))
+    return val.node.expr if isinstance(val, torch.SymFloat) else None
+
+
+def _seen(arg: Any, numbers: Mapping[Node, int]) -> Hashable:
+    """What a lowering sees of an argument. Python's == alone would take 1, 1.0 and True for the same."""
+    if isinstance(arg, Node):
+        like = fake(arg)
+        return _number(arg) if like is None else (numbers[arg], like.dtype, like.device, shape_of(arg))
+    if isinstance(arg, list | tuple):
+        return tuple(_seen(one, numbers) for one in arg)
+    if isinstance(arg, dict):
+        return tuple((name, _seen(one, numbers)) for name, one in arg.items())
+    return type(arg), repr(arg) if isinstance(arg, float | complex) else arg
 
 
 def symbolic(sizes: Iterable[int | torch.SymInt]) -> tuple[sympy.Expr, ...]:

@@ -19,8 +19,20 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..inductor.lowerings import context
-from ..inductor.ops import handling, unwrapped
-from ..ir.program import Axis, AxisClass, Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Store
+from ..inductor.ops import handling
+from ..ir.program import (
+    Axis,
+    AxisClass,
+    Compute,
+    Load,
+    LoopProgram,
+    Nest,
+    Reduce,
+    Ref,
+    Statement,
+    Store,
+    stride_along,
+)
 from ..region.axes import Space
 from ..region.factors import Factor, Run
 from ..region.nodes import (
@@ -92,6 +104,7 @@ class _TileTracer(Tracer):
             self.strides_of[stride] = axis
             stride = product((stride, plain(axis.size)))
         self._at: dict[Node, Traced] = {}
+        self._places: dict[Run, sympy.Expr] = {}
         self._as_eager = any(map(_is_discrete, region.outputs))
         self._exact: dict[str, int] = {}  # bytes of the narrowest float that has the value, by its name
 
@@ -102,11 +115,13 @@ class _TileTracer(Tracer):
         return [(ratio(stride, factor.stride) or 1, axis) for stride, axis in inside]
 
     def at(self, run: Run) -> sympy.Expr:
-        index: sympy.Expr = sympy.S.Zero
-        for factor in run:
-            own = (stride * axis.symbol for stride, axis in self.axes_of(factor))
-            index = index * factor.size + sum(own, sympy.S.Zero)
-        return sympy.expand(index)
+        if run not in self._places:
+            index: sympy.Expr = sympy.S.Zero
+            for factor in run:
+                own = (stride * axis.symbol for stride, axis in self.axes_of(factor))
+                index = index * factor.size + sum(own, sympy.S.Zero)
+            self._places[run] = sympy.expand(index)
+        return self._places[run]
 
     def index(self, node: Node) -> Index:
         """The place of a node's element at the current point of the loops."""
@@ -115,7 +130,7 @@ class _TileTracer(Tracer):
     def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int | torch.SymInt]) -> sympy.Expr:
         """An element's offset, a sum of multiples of the axes' indices. Raises `Decline` for any other."""
         offset = sympy.expand(super().offset(index, stride))
-        rest = offset - sum((offset.coeff(s) * s for s in self._ranges), sympy.S.Zero)
+        rest = offset - sum((stride_along(offset, s) * s for s in self._ranges), sympy.S.Zero)
         if not sympy.expand(rest).is_number:
             raise Decline(DeclineReason.AXIS_CLASS, f"elements that lie at {offset}", self.current)
         return offset
@@ -136,7 +151,7 @@ class _TileTracer(Tracer):
                 traced = self.value(operands(node)[0])
             else:
                 with handling(self._recorder):
-                    traced = unwrapped(self._boxes.of(node).make_loader()(self.index(node)))
+                    traced = self._boxes.element(node, self.index(node))
                 traced = self.rounded(traced, node)
             self._at[node] = traced
             self.current = outer

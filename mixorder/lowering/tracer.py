@@ -151,7 +151,7 @@ class Tracer:
         self.halves: dict[str, torch.dtype] = {}  # in half precision, of values in float32 that need no more
         self.numbers: set[str] = set()  # constants, also cast
         self._recorder = _Recorder(self)
-        self._boxes = Boxes(self.value, self._recorder)
+        self._boxes = Boxes(self.value)
         self._ranges = {axis.symbol: axis.size for axis in axes}
         self._simplified: dict[sympy.Expr, sympy.Expr] = {}
 
@@ -302,9 +302,8 @@ class Tracer:
     def hints(self) -> tuple[tuple[sympy.Symbol, int], ...]:
         """A likely value for every symbol in a size or stride of the region's tensors."""
         vals = [fake(n) for n in (*self.region.inputs, *self.region.nodes)]
-        exprs = [
-            e for val in vals if val is not None for e in (*symbolic(val.shape), *symbolic(val.stride()))
-        ]
+        sizes = (n for val in vals if val is not None for n in (*val.shape, *val.stride()))
+        exprs = symbolic(n for n in sizes if not isinstance(n, int))
         symbols = {symbol for expr in exprs for symbol in expr.free_symbols}
         return tuple((s, hint_of(s)) for s in sorted(symbols, key=str))
 

@@ -16,6 +16,7 @@ from ..ir.program import (
     Reduce,
     Store,
     is_full,
+    stride_along,
 )
 from .facts import Facts, cost_of
 from .producers import row_axes_of
@@ -146,7 +147,7 @@ def _innermost(chain: Sequence[int], among: Sequence[int]) -> int:
 def _chain(stmt: Load | Store, axes: Sequence[Axis]) -> tuple[int, ...]:
     """The places of the axes along which an access is contiguous, innermost first."""
     found, stride = list[int](), 1
-    by_stride = {int(stmt.index.coeff(axis.symbol)): i for i, axis in enumerate(axes)}
+    by_stride = {int(stride_along(stmt.index, axis.symbol)): i for i, axis in enumerate(axes)}
     while (place := by_stride.get(stride)) is not None and place not in found:
         found.append(place)
         stride *= int(axes[place].size)

@@ -49,6 +49,7 @@ from ..ir.program import (
     flat,
     loops_of,
     operands,
+    stride_along,
 )
 from ..ir.reductions import SUM
 from ..ir.rewriting import Steps, along_one, is_op
@@ -313,7 +314,7 @@ def in_memory_order(program: LoopProgram) -> tuple[Axis, ...]:
         if isinstance(stmt, Load | Store):
             buffer, index = program.buffer(stmt.buffer), sympy.expand(stmt.index)
             full = every <= index.free_symbols
-            strides = {a: index.coeff(a.symbol) for a in nest.loops}
+            strides = {a: stride_along(index, a.symbol) for a in nest.loops}
             known = all(stride.is_Integer for stride in strides.values())
             order = tuple(sorted(nest.loops, key=lambda a: -strides[a] if known else 0))
             if not known or (full and not all(axis.size.is_number for axis in order[1:])):

@@ -8,29 +8,33 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import f32, only, pair, traced
-from torch.fx import Node
+from graphs import bf16, f32, only, pair, traced
 
 from mixorder.errors import Decline, DeclineReason
 from mixorder.inductor import lowerings
-from mixorder.lowering import pointwise as boxes
 from mixorder.lowering.lower import lower
 
 aten = torch.ops.aten
 
 
+class Counting(dict[Any, Any]):
+    """Inductor's lowerings, and how many times each was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(lowerings.lowerings)
+        self.times = Counter[Any]()
+
+    def __getitem__(self, target: Any) -> Any:
+        self.times[target] += 1
+        return super().__getitem__(target)
+
+
 @pytest.fixture
 def lowered(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
     """How many times each op is lowered."""
-    times: Counter[Any] = Counter()
-    original = boxes.lowered
-
-    def counted(node: Node, operand: Any) -> Any:
-        times[node.target] += 1
-        return original(node, operand)
-
-    monkeypatch.setattr(boxes, "lowered", counted)
-    return times
+    counting = Counting()
+    monkeypatch.setattr(lowerings, "lowerings", counting)
+    return counting.times
 
 
 def test_an_op_whose_lowering_is_no_loop_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +54,28 @@ def test_a_node_is_lowered_once_however_often_it_is_read(lowered: Counter[Any]) 
 
     lower(only(traced(function, ((512, 256), f32), ((512, 256), f32))))
     assert lowered[aten.exp.default] == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "function", "count"),
+    [
+        (aten.exp.default, lambda x, y: (torch.exp(x), torch.exp(y)), 1),
+        (aten.exp.default, lambda x, y: (torch.exp(x), torch.exp(y.to(bf16))), 2),
+        (aten.atan2.default, lambda x, y: (torch.atan2(x, y), torch.atan2(x, x)), 2),
+        (aten.fmod.Scalar, lambda x, y: (torch.fmod(x, 3.0), torch.fmod(y, 3)), 2),
+    ],
+)
+def test_nodes_that_compute_the_same_are_lowered_once(
+    lowered: Counter[Any], op: Any, function: Any, count: int
+) -> None:
+    """Of other operands, or of other numbers, another box is needed."""
+
+    def both(x: Any, y: Any) -> Any:
+        one, other = function(x, y)
+        return pair(one, other.to(f32))
+
+    lower(only(traced(both, ((512, 256), f32), ((512, 256), f32))))
+    assert lowered[op] == count
 
 
 def test_pieces_come_from_one_lowering(lowered: Counter[Any]) -> None:
