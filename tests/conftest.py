@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import tempfile
@@ -11,13 +12,17 @@ from typing import Any
 
 import pytest
 
+COLLECTED_EACH = 20  # tests, after which garbage is collected
+
+_ended = itertools.count(1)
+
 VARIABLES = ("MIXORDER", "TORCHINDUCTOR_MIX_ORDER_REDUCTION", "MIXORDER_STRICT", "MIXORDER_DUMP")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep compiled code of earlier runs, and of the user, out of the tests."""
-    # Little of what is allocated is garbage in cycles: to look for it every 700 objects took 8% of the time.
-    gc.set_threshold(20_000)
+    # Little of what is allocated is garbage in cycles: to look for it all the time took a quarter of it.
+    gc.disable()
     cache = tempfile.TemporaryDirectory(prefix="mixorder-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(cache.cleanup)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name
@@ -48,6 +53,11 @@ def pytest_collection_finish() -> None:
     """Garbage collection, which Dynamo asks for after each compile, takes a third of the time without what is
     imported by now."""
     gc.freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    if next(_ended) % COLLECTED_EACH == 0:
+        gc.collect()
 
 
 @pytest.fixture(scope="session", autouse=True)
