@@ -76,10 +76,9 @@ FX graph with kernel launches, mostly two, in place of the region; Inductor carr
 
 Block-scaled casts have one stage between `lower` (`lowering/tile.py`) and `transform`: in `contract`,
 products and sums of one operator become fused multiply-adds, as in eager's kernels. Their strategy
-(`strategies/tile.py`) transforms the program further. Other programs of the same kernel compute values of
-whole rows. Sums over all rows become partial results. Instructions become cheaper. Statements that need no
-reduction come first, if fewer values are live then. Loaded words stay in registers while a program waits,
-and are converted after the wait.
+(`strategies/tile.py`) also changes the program. Casts behind a norm need a sum of each whole row. Some
+programs of the kernel compute these sums, and programs with tiles read them. Sums over all rows become
+partial results.
 
 The rest of this page follows one region from the FX graph to Triton: the backward of `nn.RMSNorm({COLS})` in
 bf16, {ROWS} rows. `python tools/walkthrough.py` writes the page from the output of each stage, without a GPU

@@ -126,8 +126,6 @@ def test_pages_have_the_kept_records() -> None:
     who, _, _ = (TOOLS.parent / "README.md").read_text().partition("## Install")
     assert all(part in who for part in on.split(", "))
     assert f"| {on.split(', ')[0]} |" in (DOCS / "supported.md").read_text()
-    a_second, peak = 1e3 * liger.items / (liger.stock.step_ms or 0), (liger.stock.peak or 0) / 2**20
-    assert f"{a_second:,.0f} tokens a second, with a peak of {peak:,.0f} MiB" in who
 
 
 def test_what_training_holds_between_steps() -> None:
