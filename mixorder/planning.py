@@ -108,7 +108,7 @@ TOO_WIDE = (DeclineReason.ROW_TOO_WIDE, DeclineReason.TOO_MANY_LIVE_TILES)  # a 
 def why_not(plan: RegionPlan) -> str | None:
     """Why a plan's region is left to Inductor; None if it is fused."""
     if plan.strategy.blocked:
-        return too_little(plan.expected)
+        return too_little(plan.expected, plan.strategy.over_slabs)
     assert isinstance(plan.facts, RowFacts)
     return veto(plan.expected, plan.facts, plan.traffic, plan.device)
 

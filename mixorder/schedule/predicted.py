@@ -22,8 +22,9 @@ from .plan import Plan
 # The limit's time against its bytes, by least squares over the 42 norms of tools/data/h200.json whose rows
 # start at boundaries.
 LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
-# Of Inductor's time, at least, that fusing has to save (docs/lab/tuning.md).
-LEAST_SAVED = 0.04
+# Of Inductor's time, at least, that fusing has to save; and where Inductor has one kernel for sums over
+# slabs, or results are joined and no launch is spared: predictions are less certain there (tuning.md).
+LEAST_SAVED, SURELY_SAVED = 0.04, 0.1
 # Of Inductor's time, at most, that a pair of reductions may take longer by prediction.
 LONGER = 0.5
 # Of `mixorder_min_numel`, for what is no pair.
@@ -119,27 +120,29 @@ def check_size(facts: Facts, min_numel: int, is_pair: bool) -> None:
         raise Decline(DeclineReason.TOO_SMALL, f"reductions of {facts.numel} elements, fewer than {least}")
 
 
-def too_little(expected: Expected) -> str | None:
+def too_little(expected: Expected, over_slabs: bool) -> str | None:
     """Why tiles and sums over slabs are left to Inductor; None if they are fused."""
-    spared = expected.launches < expected.launches_apart
-    return _less(expected, 0.0 if spared else LEAST_SAVED)
+    if over_slabs and expected.launches_apart == 1:
+        return _less(expected, SURELY_SAVED)
+    return _less(expected, 0.0 if expected.launches < expected.launches_apart else LEAST_SAVED)
 
 
 def veto(expected: Expected, facts: RowFacts, moved: Traffic, device: DeviceInfo) -> str | None:
     """Why reductions over rows are left to Inductor; None if they are fused. Pairs of reductions are, unless
     they were measured to take longer, whatever is predicted; sums alone have to save time by prediction."""
     launches, apart = expected.launches, expected.launches_apart
-    # H200: 15 of 17 sums took up to 30% longer. H100, two RMSNorms of parts of 16384x4096, whose results are
-    # joined behind the kernels: 168 us by Inductor, 213.
-    if launches >= apart and (moved.joined or (moved.copied and not facts.levels)):
-        return ": tensors are copied, and no launch is spared"
     # H200, 64 rows, 240 in the batch, 49 common: 21 to 24 us by Inductor, 43 to 44 (four graphs; two others
     # took as long, and 6% less). 64x3145728, which one program adds up: 1781, 4540 (H100: 2146, 5672).
     if facts.loads.narrow and (facts.common if facts.levels else facts.rows <= device.num_sm):
         return ": loads are narrow, along a common axis or of few rows"
+    # H200: 20 of 24 sums took up to 30% longer.
+    if launches >= apart and moved.copied and not facts.levels:
+        return ": tensors are copied, and no launch is spared"
     # H200, a learned temperature of a softmax, 16384x2048: 70 us by Inductor, 72 in bf16; 127, 132 in fp32.
     if apart == 1 < launches:
         return ": Inductor has one kernel for all of it"
+    if launches >= apart and moved.joined:
+        return _less(expected, SURELY_SAVED)
     # H200, 64 rows, 16 in the batch, 16 columns: 6.8 to 7.0 us by Inductor, 7.7 to 7.9 in a launch more.
     longer = LONGER if launches <= apart else 0.0
     return _less(expected, -longer if facts.levels else LEAST_SAVED)

@@ -119,15 +119,21 @@ MOVED = Traffic(100, 50, 10, 0)
 
 
 @pytest.mark.parametrize(
-    ("ours", "launches", "told"),
-    [(99.0, 3, "us for Inductor's"), (97.0, 2, "us for Inductor's, at least 4% less is asked for")],
+    ("ours", "launches", "over_slabs", "told"),
+    [
+        (99.0, 3, False, "us for Inductor's"),
+        (97.0, 2, False, "us for Inductor's, at least 4% less is asked for"),
+        (97.0, 1, False, "us for Inductor's, at least 4% less is asked for"),
+        (90.0, 1, True, "us for Inductor's, at least 10% less is asked for"),
+    ],
 )
-def test_tiles_have_to_save_time(ours: float, launches: int, told: str) -> None:
+def test_tiles_and_slabs_have_to_save_time(ours: float, launches: int, over_slabs: bool, told: str) -> None:
     """Any, where they spare a launch."""
-    assert too_little(taking(97.0, 98.0)) is None
+    assert too_little(taking(97.0, 98.0), over_slabs) is None
+    assert too_little(taking(88.0, 98.0, launches), over_slabs) is None
     takes = taking(ours, 98.0, launches)
     with pytest.raises(Decline) as slower:
-        check_saves(takes, too_little(takes))
+        check_saves(takes, too_little(takes, over_slabs))
     assert slower.value.reason is DeclineReason.SLOWER
     assert slower.value.detail == f"{ours} us predicted for mixorder's kernels, 98.0 {told}"
     check_saves(takes, None)
@@ -160,7 +166,8 @@ VETOED: dict[str, tuple[bool, Facts, Expected, Traffic]] = {
     "sums": (False, SUMS, taking(95.0, 100.0, 2), MOVED),
     "sums that save little": (True, SUMS, taking(97.0, 100.0), MOVED),
     "a pair that is copied": (False, NORM, taking(50.0, 100.0, 2), moving(copied=30)),
-    "a pair that is joined": (True, NORM, taking(50.0, 100.0, 2), moving(joined=30)),
+    "a pair that is joined": (False, NORM, taking(89.0, 100.0, 2), moving(joined=30)),
+    "a pair that is joined and saves little": (True, NORM, taking(91.0, 100.0, 2), moving(joined=30)),
     "sums that are copied": (True, SUMS, taking(50.0, 100.0, 2), moving(copied=30)),
     "sums that are copied, a launch less": (False, SUMS, taking(50.0, 100.0), moving(copied=30)),
     "one kernel of Inductor's": (True, NORM, taking(50.0, 100.0, 1), MOVED),
