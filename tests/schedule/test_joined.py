@@ -10,7 +10,6 @@ import torch
 from graphs import bf16, ends, f32, fused, traced
 from torch.fx import Graph
 
-from mixorder.errors import Decline, DeclineReason
 from mixorder.options import Options
 from mixorder.region.layouts import is_joined
 from mixorder.report import RegionRecord
@@ -68,11 +67,13 @@ def test_what_is_joined(how: str) -> None:
 
 
 @pytest.mark.parametrize("widths", [[2048, 1024, 1024], [1024, 1024, 1024, 1024]])
-def test_no_norm_is_fused_whose_copy_takes_what_it_saves(widths: list[int]) -> None:
+def test_norms_are_fused_also_where_their_gradients_are_copied(widths: list[int]) -> None:
+    """Inductor's own kernel for both kinds of sums would take less time, and is off."""
     records = ends(norms(widths, JOINED["a loop reads what they are joined to"]), min_numel=Options.min_numel)
     assert len(records) == len(widths) - 1
     for record in records:
-        assert isinstance(record, Decline) and record.reason is DeclineReason.SLOWER
+        assert isinstance(record, RegionRecord)
+        assert record.expected.apart_us < record.expected.ours_us < 0.9 * record.expected.left_us
 
 
 @pytest.mark.parametrize("how", ["as they are", "cat", "the parts as well"])
