@@ -55,8 +55,12 @@ def added_first(nodes: Sequence[Node], above: Callable[[Node], set[Node]]) -> di
     some = {n: what for n, what in known.items() if len(what.dims) < len(what.shape)}
     sums = {n: what for n, what in some.items() if n.target in (*_SUMS, MEAN)}
     further = reduced_further(nodes)
-    reads = functools.cache(_read_for)
-    found = {n: first for n, what in sums.items() if (first := _of_slabs(n, what, sums, further, reads))}
+    reads, by_read = functools.cache(_read_for), dict[Node, list[Node]]()
+    for n in sums:
+        for read in reads(n):
+            by_read.setdefault(read, []).append(n)
+    first_of = functools.partial(_of_slabs, sums=sums, further=further, read_for=reads, by_read=by_read)
+    found = {n: first for n, what in sums.items() if (first := first_of(n, what))}
     begun = {n: first.sum for n, first in found.items()}
     sums |= begun
     for node in [n for n in sums if n not in begun] if begun else ():
@@ -64,7 +68,7 @@ def added_first(nodes: Sequence[Node], above: Callable[[Node], set[Node]]) -> di
             found[node] = first
     for node, what in known.items():
         if node.target in _SUMS and node not in some:
-            first = _of_slabs(node, what, sums, further, reads) or _of_rows(node, what, some, above)
+            first = first_of(node, what) or _of_rows(node, what, some, above)
             found |= {node: first} if first else {}
     return found
 
@@ -100,22 +104,25 @@ def _of_slabs(
     sums: Mapping[Node, Reduced],
     further: Collection[Size],
     read_for: Callable[[Node], set[Node]],
+    by_read: Mapping[Node, Sequence[Node]],
 ) -> First | None:
     """What a sum begins with that others of the same tensors are over too: that of a batch norm's channel,
     beside a gate's of each sample. Elements are computed with the sum. Or there are many to each result, as
     of a norm's parameters beside a table of positions. Of a sum of all elements, those of others that
-    elements are computed with, none of which is a row's of a pair, or that begin so."""
+    elements are computed with, none of which is a row's of a pair, or that begin so. `by_read`: the sums that
+    read a tensor."""
     order, size, val = _order(what.shape), product(what.shape), fake(operands(node)[0])
     if order is None or val is None:
         return None
     own = run = [factor for d in what.dims for factor in order[d]]
     of_all = len(what.dims) == len(what.shape)
     is_row = what.run is not None and [f.stride for f in what.run] == [1]
-    alike = [read_for(n) for n, over in sums.items() if over == what]  # a norm's dw reads more than its db
-    reads = (mine := read_for(node)).union(*(read for read in alike if not read.isdisjoint(mine)))
-    for other, over in sums.items():
-        seen = read_for(other)
-        if product(over.shape) != size or over.run is None or reads.isdisjoint(seen):
+    mine = read_for(node)
+    beside = {n for read in mine for n in by_read.get(read, ())}
+    reads = mine.union(*(read_for(n) for n in beside if sums[n] == what))  # a norm's dw has more than its db
+    for other in by_position({n for read in reads for n in by_read.get(read, ())}):
+        over, seen = sums[other], read_for(other)
+        if product(over.shape) != size or over.run is None:
             continue
         of_views = over.shape != what.shape
         if MEAN in (node.target, other.target) and not of_views:
