@@ -50,20 +50,22 @@ def _box(node: Node) -> Any:
     return lowered(node, lambda operand: _operand(operand, numbers[operand]), key)
 
 
-def _operand(node: Node, number: int) -> TensorBox | sympy.Expr:
-    if (expr := _number(node)) is not None:
-        return expr
+def _operand(node: Node, number: int) -> TensorBox | sympy.Expr | int | float:
+    if (value := _number(node)) is not None:
+        return value
     like = fake(node)
     assert like is not None
     return leaf(number, like, symbolic(like.shape))
 
 
-def _number(node: Node) -> sympy.Expr | None:
-    """The expression of a symbolic number; None for a tensor."""
+def _number(node: Node) -> sympy.Expr | int | float | None:
+    """A number, or the expression of a symbolic one; None for a tensor."""
     val = node.meta["val"]
     if isinstance(val, torch.SymInt):
         return sympy.sympify(size_of(val))
-    return val.node.expr if isinstance(val, torch.SymFloat) else None
+    if isinstance(val, torch.SymFloat):
+        return val.node.expr
+    return val if isinstance(val, int | float) else None  # such as a size that torch knows by now
 
 
 def _seen(arg: Any, numbers: Mapping[Node, int]) -> Hashable:

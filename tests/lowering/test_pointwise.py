@@ -8,7 +8,7 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import bf16, f32, only, pair, traced
+from graphs import bf16, f32, fused, only, pair, traced
 
 from mixorder.errors import Decline, DeclineReason
 from mixorder.inductor import lowerings
@@ -85,3 +85,18 @@ def test_pieces_come_from_one_lowering(lowered: Counter[Any]) -> None:
 
     lower(only(traced(function, ((64, 16), f32), ((64, 16), f32))))
     assert lowered[aten.split.Tensor] + lowered[aten.split_with_sizes.default] == 1
+
+
+def test_a_size_that_torch_knows_by_now_is_a_number() -> None:
+    """A symbol of a dynamic compile may get a value on the way: the nodes that ask for it stay."""
+
+    def function(x: Any, z: Any) -> Any:
+        return pair(x, (z * 2).reshape(512, 256))
+
+    graph = traced(function, ((512, 256), f32), ((256, 512), f32))
+    (view,) = graph.find_nodes(op="call_function", target=aten.view.default)
+    with graph.inserting_before(view):
+        rows = graph.call_function(aten.sym_size.int, (view.args[0], 1))
+    rows.meta["val"] = 512
+    view.args = (view.args[0], [rows, 256])
+    fused(graph)
