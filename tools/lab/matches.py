@@ -121,10 +121,12 @@ class Match:
         return [{n: kernel for n, kernel in side.items() if n not in alike} for side in (stock, ours)]
 
     def brief(self, commit: str) -> Match:
-        """What is kept of it: without the kernels that both ways launch equally often, with its commit."""
+        """What is kept of it: without the kernels that both ways launch equally often, bytes of kernels, and
+        the build of torch; with its commit."""
         sides = zip((self.stock, self.ours), self._differ(), strict=True)
-        stock, ours = (dataclasses.replace(side, kernels=kernels) for side, kernels in sides)
-        return dataclasses.replace(self, stock=stock, ours=ours, on=f"{self.on}, {commit}")
+        stock, ours = (dataclasses.replace(side, kernels=kernels, moved={}) for side, kernels in sides)
+        on = re.sub(r"\+\w+", "", self.on)
+        return dataclasses.replace(self, stock=stock, ours=ours, on=f"{on}, {commit}")
 
     @property
     def adds_time(self) -> bool:
