@@ -17,6 +17,7 @@ import real_models
 import torch
 from fresh_process import HANG_S
 from lab import families, launches, matches, whole
+from lab.tables import line
 from torch import nn
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -115,7 +116,7 @@ def test_what_is_kept_of_kernels_is_what_differs() -> None:
 
 def test_pages_have_the_kept_records() -> None:
     """The lab's table is their report, with its day, card, versions and commits, and so has the README."""
-    kept = matches.load([real_models.KEPT])
+    kept = [match for match in matches.load([real_models.KEPT]) if match.items]
     of = {match.family: match.on.rpartition(", ") for match in kept}
     *_, unet = of.pop("whole/stable_diffusion_1.5")
     ((on, _, commit),) = set(of.values())
@@ -132,6 +133,26 @@ def test_pages_have_the_kept_records() -> None:
     who, _, _ = (TOOLS.parent / "README.md").read_text().partition("## Install")
     assert once in who and all(part in who for part in on.split(", "))
     assert f"| {on.split(', ')[0]} |" in (DOCS / "supported.md").read_text()
+
+
+def test_steps_in_float8_are_the_kept_records() -> None:
+    """The rows of the page's table, and that of the README, with their day, card, versions and commit."""
+    page, readme = (path.read_text() for path in (DOCS / "quantise.md", DOCS.parent / "README.md"))
+    kept = [match for match in matches.load([real_models.KEPT]) if not match.items]
+    (on,) = {match.on for match in kept}
+    assert len(kept) == 6 and f"({on}, each run once;" in page
+    for match in kept:
+        name, _, sizes = match.family.partition("/")[2].partition("@")
+        size = ", {2} wide, {0} x {1} tokens".format(*sizes.split("x")) if sizes else ""
+        _, _, step, gpu, _, outside, _, _, peak, _, launches, *_ = matches.cells(match)
+        compiled = matches.both(match, lambda side: side.compile_s, ".0f")
+        outside += f" ({match.ratio(matches.outside):.2f})"
+        assert line([f"`{name}`{size}", step, gpu, outside, peak, launches, compiled]) in page
+        less = f"-{1 - 1 / (match.ratio(matches.gpu) or 1):.1%}"
+        if name == "rowwise":
+            assert f"| FP8 `rowwise` | {step} | | {gpu} | {less} | {peak} |" in readme
+    day, *_, commit = on.split(", ")
+    assert f"FP8 {day}, {commit})" in readme
 
 
 def test_what_training_holds_between_steps() -> None:
