@@ -14,7 +14,7 @@ from typing import Any
 from .duel_report import mean, percent
 from .duels import MORE_ERROR, MORE_MEMORY, NO_ERROR
 from .launches import maker
-from .measuring import known, read
+from .measuring import known, of_commit, read
 from .tables import table
 
 MORE_TIME = 1.005  # of the GPU
@@ -125,8 +125,7 @@ class Match:
         the build of torch; with its commit."""
         sides = zip((self.stock, self.ours), self._differ(), strict=True)
         stock, ours = (dataclasses.replace(side, kernels=kernels, moved={}) for side, kernels in sides)
-        on = re.sub(r"\+\w+", "", self.on)
-        return dataclasses.replace(self, stock=stock, ours=ours, on=f"{on}, {commit}")
+        return dataclasses.replace(self, stock=stock, ours=ours, on=of_commit(self.on, commit))
 
     @property
     def adds_time(self) -> bool:
