@@ -3,27 +3,31 @@
     python tools/quantise.py --out quantise                  # all recipes and sizes, beside eager's bits
     python tools/quantise.py --recipes mx_both --shapes 16384x4096 --schedules 16
     python tools/quantise.py --device cpu                    # in Triton's interpreter, small, nothing timed
+    python tools/quantise.py --report quantise/quantise.jsonl --keep fff69f41    # in tools/data/casts.jsonl
 
 The limit is `torch.add` in bf16 that moves as many bytes as one read of each tensor and one write of each
 result. Times are medians of CUDA-graph replays with a cold L2, in turns. Processes compile side by side; what
 runs on the GPU runs alone. In --out: `quantise.jsonl`, a line for each recipe and size as it ends, and
-`quantise.md`. Exit status: 0; 1 if a recipe has no result, or one that is to be eager's is not.
+`quantise.md`. --keep adds the outcomes to those that docs/quantise.md shows, with the commit that was
+measured. Exit status: 0; 1 if a recipe has no result, or one that is to be eager's is not.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lab import arguments
-from lab.measuring import measured
+from lab.measuring import append, known, measured, of_commit, read
 from lab.pool import Broken
 from lab.tables import table
 
+KEPT = Path(__file__).resolve().parent / "data" / "casts.jsonl"
 SHAPES = "16384x4096,4096x4096,131072x7168,8192x28672"
 SMALL = "256x512"
 TASK_S = 240  # a task that takes longer counts as hung
@@ -46,6 +50,14 @@ def run(args: argparse.Namespace) -> list[Any]:
         Task(name, *shape, args.device, "", args.schedules) for shape in args.shapes for name in args.recipes
     ]
     return measured("lab.quantising", tasks, args, path, (TASK_S, TO_FINISH_S), taken, told)
+
+
+def load(paths: Iterable[Path]) -> list[Any]:
+    """The last outcome of each recipe and size."""
+    from lab.quantising import Outcome
+
+    found = [Outcome(**known(Outcome, plain)) for plain in read(paths)]
+    return list({one.name: one for one in found}.values())
 
 
 def told(outcome: Any) -> str:
@@ -105,6 +117,8 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     names = arguments.names_of(list(RECIPES))
     parser.add_argument("--recipes", type=names, default=list(RECIPES), help="some of " + ", ".join(RECIPES))
     parser.add_argument("--shapes", type=arguments.parse_shapes, help=f"default: {SHAPES}; cpu: {SMALL}")
+    parser.add_argument("--report", nargs="+", type=Path, help="only the report, of these outcomes")
+    parser.add_argument("--keep", metavar="COMMIT", help="also keep the outcomes, of this commit")
     parser.add_argument("--schedules", type=int, default=0, help="time so many other tiles of each")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
@@ -117,11 +131,14 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parsed(argv)
-    outcomes = run(args)
+    outcomes = load(args.report) if args.report else run(args)
     text = report(outcomes)
+    args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "quantise.md").write_text(text + "\n")
     print(text)
-    missing = len(args.recipes) * len(args.shapes) - len(outcomes)
+    for one in outcomes if args.keep else []:
+        append(KEPT, dataclasses.asdict(one) | {"on": of_commit(one.on, args.keep)})
+    missing = 0 if args.report else len(args.recipes) * len(args.shapes) - len(outcomes)
     return int(bool(missing) or any(map(is_wrong, outcomes)))
 
 

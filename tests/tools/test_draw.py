@@ -1,6 +1,7 @@
 """Draws without a GPU: from end to end in the interpreter, and what is drawn."""
 
 import multiprocessing
+import re
 import shutil
 import subprocess
 import sys
@@ -164,6 +165,23 @@ def test_a_row_and_the_names_are_added(tmp_path: Path, monkeypatch: pytest.Monke
 def timed(key: str, stock: float, ours: float, *families: str) -> Duel:
     where = [[family, "bf16", "forward"] for family in families]
     return Duel(key, where=where, stock=Way(us=stock), ours=Way(us=ours), on="today")
+
+
+def test_what_is_said_of_all_draws_is_the_sum_of_their_rows() -> None:
+    pages = {name: (TOOLS.parent / name).read_text() for name in ("README.md", "docs/troubleshooting.md")}
+    page = (TOOLS.parent / "docs" / "lab" / "duels.md").read_text()
+    _, _, behind = page.partition(head(duel_report.DRAW) + "\n")
+    rows = [one.strip("| ").split(" | ") for one in behind.partition("\n\n")[0].splitlines()]
+    counts = [[int(re.findall(r"\d+", row[i])[0]) for i in (1, 2, 5, 6)] for row in rows]
+    drawn, slower, peaks, errors = (sum(column) for column in zip(*counts, strict=True))
+    assert f"draws have {drawn:,} subgraphs, of which {slower} are slower by 3% and 1 us" in page
+    assert f": {counts[0][1]} in the first draw, and {slower - counts[0][1]} in the others." in page
+    assert f"are {errors} of the {drawn:,}." in page and f"4 MiB in {peaks} of the {drawn:,}." in page
+    shares = sorted(count[1] / int(row[1].split()[1]) for count, row in zip(counts, rows, strict=True))
+    assert f"{100 * shares[0]:.0f} to {shares[-2]:.0%} are\nslower, and {shares[-1]:.0%} in the first" in page
+    linked = f"{drawn:,} drawn subgraphs](docs/lab/duels.md#fresh-draws), {errors} were less exact"
+    assert linked in pages["README.md"]
+    assert f"{drawn:,} drawn subgraphs, {peaks} had a higher peak" in pages["docs/troubleshooting.md"]
 
 
 def test_spellings_are_planned_as_their_bases() -> None:

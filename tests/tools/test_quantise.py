@@ -11,6 +11,7 @@ from pathlib import Path
 import quantise
 import torch
 from lab.quantising import Outcome
+from lab.tables import line
 from support import quantised
 from support.quantised import F8, different
 
@@ -38,6 +39,26 @@ def test_what_is_wrong() -> None:
     inexact = Outcome("gelu_backward", 16384, 4096, US, differing=[(2, 8)])
     failed = Outcome("mx_transposed", 16384, 4096, message="no device")
     assert [quantise.is_wrong(one) for one in (good, off, inexact, failed)] == [False, True, False, True]
+
+
+def test_the_page_has_the_kept_outcomes() -> None:
+    """A row of the table of the H200 for each recipe that mixorder fuses, of one run."""
+    page = (ROOT / "docs" / "quantise.md").read_text()
+    kept = {(one.recipe, f"{one.rows}x{one.cols}"): one for one in quantise.load([quantise.KEPT])}
+    (on,) = {one.on for one in kept.values()}
+    assert len(kept) == 4 * len(quantised.RECIPES) and f"({on}; the records" in page
+    assert quantise.report(list(kept.values())).count("\n") == len(kept) + 1
+    for name, recipe in quantised.RECIPES.items():
+        first, *others = (kept[name, shape] for shape in quantise.SHAPES.split(","))
+        shares = [
+            " -> ".join(f"{100 * one.us['limit'] / one.us[way]:.0f}" for way in ("stock", "mixorder"))
+            for one in (first, *others)
+        ]
+        launches = f"{first.launches['stock']} -> {first.launches['mixorder']}"
+        off, whole = (sum(counts) for counts in zip(*first.differing, strict=True))
+        told = f"all but {off if off < 1e6 else f'{off / 1e6:.1f}'} of {whole / 1e6:.0f} million"
+        row = line([recipe.title, *shares, launches, told if off else "all"])
+        assert (row in page.splitlines()) == recipe.tiled, row
 
 
 def test_fp4_is_the_nearest_number() -> None:

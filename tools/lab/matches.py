@@ -14,7 +14,7 @@ from typing import Any
 from .duel_report import mean, percent
 from .duels import MORE_ERROR, MORE_MEMORY, NO_ERROR
 from .launches import maker
-from .measuring import known, read
+from .measuring import known, of_commit, read
 from .tables import table
 
 MORE_TIME = 1.005  # of the GPU
@@ -121,10 +121,11 @@ class Match:
         return [{n: kernel for n, kernel in side.items() if n not in alike} for side in (stock, ours)]
 
     def brief(self, commit: str) -> Match:
-        """What is kept of it: without the kernels that both ways launch equally often, with its commit."""
+        """What is kept of it: without the kernels that both ways launch equally often, bytes of kernels, and
+        the build of torch; with its commit."""
         sides = zip((self.stock, self.ours), self._differ(), strict=True)
-        stock, ours = (dataclasses.replace(side, kernels=kernels) for side, kernels in sides)
-        return dataclasses.replace(self, stock=stock, ours=ours, on=f"{self.on}, {commit}")
+        stock, ours = (dataclasses.replace(side, kernels=kernels, moved={}) for side, kernels in sides)
+        return dataclasses.replace(self, stock=stock, ours=ours, on=of_commit(self.on, commit))
 
     @property
     def adds_time(self) -> bool:

@@ -9,6 +9,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,6 +85,11 @@ def append(path: Path, one: dict[str, Any]) -> None:
     line = f"{json.dumps(one)}\n".encode()
     with path.open("ab") as lines:
         lines.write(gzip.compress(line) if path.suffix == ".gz" else line)
+
+
+def of_commit(on: str, commit: str) -> str:
+    """What a record that is kept was measured on: without the build of torch, with its commit."""
+    return re.sub(r"\+\w+", "", on) + f", {commit}"
 
 
 def read(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:

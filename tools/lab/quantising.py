@@ -35,7 +35,7 @@ from mixorder.strategies.tile import TILE
 
 from .duel import moved
 from .processes import Turn
-from .stopwatch import Stopwatch, stopwatch
+from .stopwatch import Stopwatch, here, stopwatch
 
 MOST_LOCKED_S = 60
 MOST_TOLD = 1000
@@ -59,7 +59,8 @@ class Task:
 class Outcome:
     """What a process answers. Microseconds, medians; empty where nothing is timed. `schedules`: the time of
     each tile and number of warps. `differing`: of each result, the elements that are not eager's, and all.
-    `fused`: what mixorder made of the graph. `lost`: the process can no longer use the GPU."""
+    `fused`: what mixorder made of the graph. `lost`: the process can no longer use the GPU. `on`: the day,
+    the card, the versions, and the commit if the record is kept."""
 
     recipe: str
     rows: int
@@ -74,6 +75,7 @@ class Outcome:
     message: str = ""
     seconds: float = 0.0
     lost: bool = False
+    on: str = ""
 
     @property
     def name(self) -> str:
@@ -82,7 +84,7 @@ class Outcome:
 
 def work(task: Task) -> Outcome:
     """Runs in a process of the pool. Never raises: errors are in the outcome."""
-    outcome = Outcome(task.recipe, task.rows, task.cols)
+    outcome = Outcome(task.recipe, task.rows, task.cols, on=here(task.device))
     started = time.perf_counter()
     try:
         _measure(task, outcome)
