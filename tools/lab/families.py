@@ -82,7 +82,7 @@ MODELS = {  # by recipe
     "autocast": "demo/layer transformers/gpt2 loops/dit loops/qk_layer_norm",
     "fp32": "loops/nanogpt",
     "checkpoint": "loops/qk_norm transformers/gpt_neox",
-    "dynamic": "loops/tiny loops/torch_rms",
+    "dynamic": "loops/tiny loops/torch_rms transformers/bert",
     "channels_last": "loops/unet loops/nnunet transformers/resnet",
 }
 
