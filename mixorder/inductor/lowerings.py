@@ -27,7 +27,7 @@ from .symbols import once_a_graph
 __all__ = ["TensorBox"]
 
 
-Index = tuple[sympy.Expr, ...]
+Read = Callable[[int, tuple[sympy.Expr, ...]], Any]
 
 
 class _Empty(GraphLowering):
@@ -42,10 +42,10 @@ class _Empty(GraphLowering):
         nothing.output(())
         super().__init__(torch.fx.GraphModule({}, nothing), shape_env=mode.shape_env)
         self.boxes: dict[Hashable, Any] = {}
-        self.read: Callable[[int, Index], Any] | None = None
+        self.read: Read | None = None
 
     @contextlib.contextmanager
-    def reading(self, read: Callable[[int, Index], Any] | None) -> Iterator[None]:
+    def reading(self, read: Read | None) -> Iterator[None]:
         outer, self.read = self.read, read
         try:
             yield
@@ -83,7 +83,7 @@ def leaf(number: int, like: torch.Tensor, size: Sequence[sympy.Expr]) -> TensorB
     )
 
 
-def evaluated(box: TensorBox, index: Index, read: Callable[[int, Index], Any]) -> Any:
+def evaluated(box: TensorBox, index: Sequence[sympy.Expr], read: Read) -> Any:
     """The element of a box at an index, by the handler of `ops` in force. `read` gives those of its leaves by
     number."""
     with V.graph.reading(read):

@@ -20,19 +20,7 @@ from torch.fx import Node
 from ..errors import Decline, DeclineReason
 from ..inductor.lowerings import context
 from ..inductor.ops import handling
-from ..ir.program import (
-    Axis,
-    AxisClass,
-    Compute,
-    Load,
-    LoopProgram,
-    Nest,
-    Reduce,
-    Ref,
-    Statement,
-    Store,
-    stride_along,
-)
+from ..ir.program import Axis, AxisClass, Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Store
 from ..region.axes import Space
 from ..region.factors import Factor, Run
 from ..region.nodes import (
@@ -130,7 +118,7 @@ class _TileTracer(Tracer):
     def offset(self, index: Sequence[sympy.Expr], stride: Sequence[int | torch.SymInt]) -> sympy.Expr:
         """An element's offset, a sum of multiples of the axes' indices. Raises `Decline` for any other."""
         offset = sympy.expand(super().offset(index, stride))
-        rest = offset - sum((stride_along(offset, s) * s for s in self._ranges), sympy.S.Zero)
+        rest = offset - sum((offset.coeff(s) * s for s in self._ranges), sympy.S.Zero)
         if not sympy.expand(rest).is_number:
             raise Decline(DeclineReason.AXIS_CLASS, f"elements that lie at {offset}", self.current)
         return offset

@@ -132,7 +132,8 @@ def _dim(node: Node) -> int | None:
 
 
 def _has_symbols(node: Node) -> bool:
-    return any(isinstance(n.meta.get("val"), torch.SymInt) for n in node.all_input_nodes)
+    """Whether a number among the arguments is a node, also if torch knows its value by now."""
+    return operands(node) != node.all_input_nodes
 
 
 def _dim_padded(node: Node) -> int | None:

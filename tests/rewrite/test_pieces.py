@@ -142,3 +142,16 @@ def test_what_a_kernel_writes_a_piece_of_stays_a_cat(min_numel: int) -> None:
     assert (aten.cat.default in targets) == (min_numel == 0)
     assert (aten.slice_scatter.default in targets) == (min_numel > 0) and int not in targets
     assert (snapshot(graph) == before) == (min_numel > 0)
+
+
+def test_sizes_that_torch_knows_by_now_are_no_pieces() -> None:
+    """A node that asked for a symbolic size stays where the size has become a number."""
+    graph = traced(lambda a, x: placed(x, a, 4), PART, WHOLE)
+    (node,) = graph.find_nodes(op="call_function", target=aten.slice_scatter.default)
+    with graph.inserting_before(node):
+        size = graph.call_function(aten.sym_size.int, (node.args[1], 1))
+    size.meta["val"] = 4
+    node.args = (*node.args[:3], size, *node.args[4:])
+    before = str(graph)
+    Spelling(graph).begin()
+    assert str(graph) == before

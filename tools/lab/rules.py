@@ -91,6 +91,7 @@ RULES: dict[str, Any] = {
     "planning.improved": lambda strategy, loops, facts, schedule, device: schedule,
     "planning.check_time": nothing,
     "schedule.predicted.check_size": nothing,
+    "schedule.predicted.SURELY_SAVED": 0.0,
     "region.peak_memory.Timeline.fits": yes,
     # Passes over graphs.
     "rewrite.sizes.sizes_from_inputs": Idle(str),
