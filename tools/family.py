@@ -1,220 +1,174 @@
-"""The whole family on this GPU: each case of `support/cases.py`, by stock Inductor and mixorder.
+"""The whole family on this GPU: the backward of each case (`support/cases.py`), and of programs as people
+write them (`lab/written.py`), by stock Inductor and mixorder.
 
-    python tools/family.py --cases "over slabs" DyT
-    python tools/family.py --cases "BatchNorm2d, ReLU" --shape 128,512,28,28 --out batch_norm.json
+    python tools/family.py                                    # the cases of docs/lab/family.md
+    python tools/family.py --groups unseen "by hand"          # programs: docs/lab/written.md
+    python tools/family.py --cases "BatchNorm2d, ReLU" --shape 128,512,28,28
+    python tools/family.py --report build/family/family.jsonl --keep c292d97c    # in tools/data/family.jsonl
 
-Prints, per case, the regions fused, and for the backward (for inference, the function): launches,
-microseconds (CUDA-graph replay, L2 flushed, median), beside those of an addition that moves as many bytes as
-one read of `x` and `dy` and one write of `dx`, megabytes that its kernels read and write, and the largest
-relative error of a result against float64. Exit status 1 if a case is not fused as it should be,
-slower than stock, less accurate, or moves more bytes.
+Per case: the regions that are fused; launches, microseconds (CUDA-graph replay, L2 flushed, median, in turns)
+of the backward, or of the function where there is nothing to train; the limit, which is an addition of as
+many bytes as have to be read and written; megabytes that the kernels read and write; and the largest relative
+error of a result against float64. In --out: `family.jsonl`, a line for each case as it ends, and `family.md`.
+--keep adds the outcomes to those that pages show (`tests/tools/test_family.py` compares), with the commit
+that was measured. Exit status: 0; 1 if a case has no result, is slower than stock or less accurate.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import json
-import math
+import os
+import statistics
 import sys
-import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from lab import arguments
-from lab.stopwatch import Call, Stopwatch, stopwatch
+from lab.measuring import append, known, measured, of_commit, read
+from lab.pool import Broken
 from lab.tables import head, line
-from support.case import Shape
-from support.cases import GROUPS, Case, Example, Fused, found_in, relative_errors
-from support.compilers import OURS, STOCK, inductor
 
-from mixorder.errors import Decline
-from mixorder.options import Options
-from mixorder.report import RegionRecord, collect
-
-# Inductor's own mix-order reduction fails to compile in fp64 (torch 2.11).
-EXACT = STOCK | {"triton.mix_order_reduction": False}
-DEVICE = "cuda"
-SLACK = 1.02  # two medians of the same kernels differ by up to this factor
-HEAD = ("case", "fused", "launches", "us", "speedup", "addition, us", "MB", "error, stock / mixorder")
+KEPT = Path(__file__).resolve().parent / "data" / "family.jsonl"
+TASK_S = 200  # a case that takes longer counts as hung
+TO_FINISH_S = 30
+SLOWER, SLOWER_US = 1.03, 1.0  # two medians of the same kernels differ by up to this factor, or this
+HEAD = ("case", "fused", "launches", "limit, us", "us", "speedup", "%", "MB", "error, stock / mixorder")
 
 
-# Bytes. Inductor's metric (`metrics.num_bytes_accessed`) is the sum of `get_read_write_buffers_sizes` over
-# the scheduled kernels: of each distinct buffer that a kernel reads or writes, the smaller of its size and
-# the elements accessed. It counts what a user-defined Triton kernel writes twice, as an argument and as its
-# mutation. Partial sums of fused kernels are not counted, neither mixorder's nor those of Inductor's own
-# mix-order reduction, which are no buffers of the graph.
+def run(args: argparse.Namespace) -> list[Any]:
+    """An outcome for each case, in the order in which they end."""
+    from lab.family import NAMES, Outcome, Task
 
+    def taken(task: Task, result: Any) -> Outcome:
+        if isinstance(result, Broken):
+            message = f"{result.how}, exit code {result.code}"
+            return Outcome(task.group, task.name, message=message)
+        return result
 
-class ByteCount:
-    """A pass over Inductor's scheduled kernels that changes nothing, and counts bytes per graph.
-
-    `records`: the list of `mixorder.report.collect`; it has a graph's regions when the graph is counted.
-    """
-
-    def __init__(self, records: Sequence[RegionRecord | Decline]) -> None:
-        self.records = records
-        self.seen = 0
-        self.forward = self.backward = 0
-
-    def __call__(self, nodes: list[Any]) -> list[Any]:
-        from torch._inductor.virtualized import V
-
-        new, self.seen = self.records[self.seen :], len(self.records)
-        partials = sum(2 * r.traffic.workspace for r in new if isinstance(r, RegionRecord))
-        total = sum(map(accessed_bytes, nodes)) - partials
-        if V.graph.is_backward:
-            self.backward = total
-        else:
-            self.forward = total
-        return nodes
-
-
-def accessed_bytes(node: Any) -> int:
-    """Bytes that one scheduled kernel reads and writes."""
-    from torch._inductor.ir import UserDefinedTritonKernel
-
-    kernels = [part.node for part in node.get_nodes() if isinstance(part.node, UserDefinedTritonKernel)]
-    if not kernels:
-        return node.get_read_write_buffers_sizes()
-    assert len(kernels) == len(node.get_nodes()), "Inductor fused something into a kernel of ours"
-    return sum(map(passed_bytes, kernels))
-
-
-def passed_bytes(kernel: Any) -> int:
-    """Bytes of the distinct tensors passed to a user-defined Triton kernel; all sizes are known.
-
-    A tensor that is both read and written, by in-place reuse, counts as two tensors.
-    """
-    tensors: dict[Any, int] = {}
-    written = {arg.get_name() for arg in kernel.mutable_args}
-    for name, buffer in kernel.kwargs.items():
-        if buffer not in kernel.inputs:
-            continue  # a size
-        layout = buffer.get_layout()
-        size, stride = ([int(n) for n in ns] for ns in (layout.size, layout.stride))
-        extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))  # less where it broadcasts
-        elements = min(math.prod(size), extent)
-        key = (buffer.get_name(), int(layout.offset), *size, *stride)
-        passes = 2 if name.startswith("in") and buffer.get_name() in written else 1
-        tensors[key] = passes * elements * layout.dtype.itemsize
-    return sum(tensors.values())
-
-
-# One case.
-
-
-@dataclasses.dataclass
-class Measured:
-    """Of one way. `bytes`: that its kernels read and write. `error`: the largest of a result. `addition`:
-    microseconds of the addition."""
-
-    bytes: int
-    fused: list[Fused]
-    declined: list[str]
-    launches: int = 0
-    microseconds: float = 0.0
-    error: float = 0.0
-    addition: float = math.nan
-
-
-def compiled(example: Example, options: dict[str, Any], watch: Stopwatch) -> tuple[Call, Measured]:
-    """The step, after it has run, and what is known of it without timing."""
-    with watch.running(), collect() as records:
-        count = ByteCount(records)
-        step = example.step(inductor(options | {"_post_fusion_custom_pass": count}))
-        for _ in range(3):
-            step()
-    watch.wait()
-    return step, Measured(count.backward if example.case.training else count.forward, *found_in(records))
-
-
-def run_case(case: Case, shape: Shape, dtype: torch.dtype, small: bool) -> tuple[Measured, Measured]:
-    """Stock's and ours."""
-    example, watch = Example(case, shape, dtype, DEVICE), stopwatch(DEVICE)
-    exact = example.exact(inductor(EXACT))
-    ours = OURS | ({"mixorder_min_numel": 0} if small else {})
-    ways = [compiled(example, options, watch) for options in (STOCK, ours)]
-    calls = {str(i): step for i, (step, _) in enumerate(ways)}
-    if (addition := watch.limit(3 * example.inputs[0].nbytes)) is not None:
-        calls["addition"] = addition
-    timed = watch.time(calls)
-    for i, (step, found) in enumerate(ways):
-        one = timed[str(i)]
-        found.microseconds, found.launches = one.times.median_us, sum((one.launches or {}).values())
-        found.error = max(relative_errors(step(), exact))
-        if addition is not None:
-            found.addition = timed["addition"].times.median_us
-    watch.free()
-    return ways[0][1], ways[1][1]
-
-
-def cells(name: str, stock: Measured, ours: Measured) -> list[str]:
-    """A line of the table."""
-    left = [f"left to Inductor: {', '.join(ours.declined)}"] if ours.declined else []
-    return [
-        name,
-        "; ".join([space for space, _, _ in ours.fused] + left) or "no pair",
-        f"{stock.launches} -> {ours.launches}",
-        f"{stock.microseconds:.1f} -> {ours.microseconds:.1f}",
-        f"{stock.microseconds / ours.microseconds:.2f}",
-        f"{ours.addition:.1f}",
-        f"{stock.bytes / 1e6:.1f} -> {ours.bytes / 1e6:.1f}",
-        f"{stock.error:.2e} / {ours.error:.2e}",
+    tasks = [
+        Task(group, name, args.device, "", args.shape, args.dtype)
+        for group in args.groups
+        for name in NAMES[group]
+        if any(part in name for part in args.cases)
     ]
+    path = args.out / "family.jsonl"
+    path.unlink(missing_ok=True)
+    return measured("lab.family", tasks, args, path, (TASK_S, TO_FINISH_S), taken, told)
 
 
-def faults(case: Case, shape: Shape, small: bool, stock: Measured, ours: Measured) -> list[str]:
-    """Failures of the case. At small sizes launches dominate, so time and bytes are not checked."""
-    expected = case.expected(shape, 0 if small else Options().min_numel, DEVICE)
-    checks = {
-        "not fused as it should be": (ours.fused, ours.declined) != expected,
-        "slower": not small and ours.microseconds > stock.microseconds * SLACK,
-        "more bytes": not small and ours.bytes > stock.bytes,
-        "less accurate": not ours.error <= stock.error * 1.05 + 1e-6,
-    }
-    return [fault for fault, found in checks.items() if found]
+def load(paths: Iterable[Path]) -> list[Any]:
+    """The last outcome of each case."""
+    from lab.family import Outcome, Way
+
+    found = dict[tuple[str, str], Outcome]()
+    for plain in read(paths):
+        outcome = Outcome(**known(Outcome, plain))
+        stock, ours = (Way(**known(Way, plain[name])) for name in ("stock", "ours"))
+        found[outcome.group, outcome.name] = dataclasses.replace(outcome, stock=stock, ours=ours)
+    return list(found.values())
 
 
-def sizes(text: str) -> Shape:
+def told(outcome: Any) -> str:
+    """A line of progress."""
+    if outcome.message:
+        return f"{outcome.name} FAILED: {outcome.message}"
+    return f"{outcome.name}, {outcome.seconds:.0f} s: {outcome.stock.us:.1f} -> {outcome.ours.us:.1f} us"
+
+
+def tables(outcomes: Sequence[Any]) -> dict[str, str]:
+    """By group, a table of its cases, in their order."""
+    from lab.family import NAMES
+
+    named = {(one.group, one.name): one for one in outcomes}
+    found = dict[str, str]()
+    for group, names in NAMES.items():
+        rows = [line(cells(named[group, name])) for name in names if (group, name) in named]
+        if rows:
+            found[group] = "\n".join([head(HEAD), *rows])
+    return found
+
+
+def cells(outcome: Any) -> list[str]:
+    """A line of the table."""
+    stock, ours, limit = outcome.stock, outcome.ours, outcome.limit_us
+    if outcome.message:
+        return [outcome.name, " ".join(outcome.message.split())[:120], *[""] * (len(HEAD) - 2)]
+    left = [f"left to Inductor: {', '.join(outcome.declined)}"] if outcome.declined else []
+    fused = [
+        outcome.name,
+        "; ".join(outcome.fused + left) or "no pair",
+        f"{stock.launches} -> {ours.launches}",
+        f"{limit:.1f}",
+    ]
+    timed = ["-", "-", "-"]
+    if limit:
+        percents = f"{100 * limit / stock.us:.0f} -> {100 * limit / ours.us:.0f}"
+        timed = [f"{stock.us:.1f} -> {ours.us:.1f}", f"{stock.us / ours.us:.2f}", percents]
+    moved = f"{stock.num_bytes / 1e6:.1f} -> {ours.num_bytes / 1e6:.1f}"
+    return [*fused, *timed, moved, f"{stock.error:.1e} / {ours.error:.1e}"]
+
+
+def means(outcomes: Sequence[Any]) -> str:
+    """Of outcomes with times."""
+    shares = [
+        100 * statistics.geometric_mean(one.limit_us / getattr(one, name).us for one in outcomes)
+        for name in ("stock", "ours")
+    ]
+    return "Geometric means: {:.0f}% of the limit by stock, {:.0f}% by mixorder.".format(*shares)
+
+
+def report(outcomes: Sequence[Any]) -> str:
+    """The tables, and below each the geometric means of the limit's shares."""
+    text = []
+    for group, found in tables(outcomes).items():
+        timed = [one for one in outcomes if one.group == group and one.ours.us]
+        text += [f"### {group.capitalize()}", found, *([means(timed)] if timed else [])]
+    return "\n\n".join(text)
+
+
+def is_wrong(outcome: Any) -> bool:
+    """Whether there is no result, or it is slower than stock's, or less accurate."""
+    stock, ours = outcome.stock, outcome.ours
+    slower = ours.us > max(stock.us * SLOWER, stock.us + SLOWER_US)
+    return bool(outcome.message) or slower or not ours.error <= stock.error * 1.05 + 1e-6
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    from lab.family import NAMES, WRITTEN
+
+    parser = arguments.parser(__doc__)
+    family = [group for group in NAMES if group not in WRITTEN]
+    parser.add_argument("--groups", nargs="+", choices=NAMES, default=family, help=f"default: {family}")
+    parser.add_argument("--cases", nargs="+", default=[""], help="only those whose name has one of these")
+    parser.add_argument("--shape", type=sizes, help="in place of the cases' own, such as 128,512,28,28")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--report", nargs="+", type=Path, help="only the report, of these outcomes")
+    parser.add_argument("--keep", metavar="COMMIT", help="also keep the outcomes, of this commit")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=540, help="in all (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/family")))
+    return parser.parse_args(argv)
+
+
+def sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def main() -> int:
-    parser = arguments.parser(__doc__)
-    told = "only those whose name or group contains one of these"
-    parser.add_argument("--cases", nargs="+", default=[""], help=told)
-    parser.add_argument("--small", action="store_true", help="small shapes; time and bytes are not judged")
-    parser.add_argument("--shape", type=sizes, help="in place of the cases' own, such as 128,512,28,28")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--out", type=Path, default=Path("family.json"))
-    args = parser.parse_args()
-    results: dict[str, Any] = {}
-    bad: list[str] = []
-    name = torch.cuda.get_device_name() if DEVICE == "cuda" else "no GPU"
-    print(f"{name}, torch {torch.__version__}, {args.dtype}")
-    for group, cases in GROUPS.items():
-        chosen = {n: case for n, case in cases.items() if any(c in f"{group}: {n}" for c in args.cases)}
-        if chosen:
-            print(f"\n### {group.capitalize()}\n\n{head(HEAD)}")
-        for name, case in chosen.items():
-            shape = args.shape or (case.shapes.small if args.small else case.shapes.training)
-            try:
-                stock, ours = run_case(case, shape, getattr(torch, args.dtype), args.small)
-            except Exception as error:
-                traceback.print_exc(file=sys.stderr)
-                told = f"{type(error).__name__}: {str(error)[:120]!r}"
-                print(line([name, told, *[""] * (len(HEAD) - 2)]), flush=True)
-                bad.append(f"{name} ({type(error).__name__})")
-                continue
-            print(line(cells(name, stock, ours)), flush=True)
-            results[name] = {"stock": dataclasses.asdict(stock), "mixorder": dataclasses.asdict(ours)}
-            args.out.write_text(json.dumps(results, indent=1))
-            if found := faults(case, shape, args.small, stock, ours):
-                bad.append(f"{name} ({', '.join(found)})")
-    print(f"\nfaults: {'; '.join(bad) or 'none'}")
-    return bool(bad)
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parsed(argv)
+    outcomes = load(args.report) if args.report else run(args)
+    text = report(outcomes)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "family.md").write_text(text + "\n")
+    print(text)
+    if bad := [one.name for one in outcomes if is_wrong(one)]:
+        print(f"\nfailed, slower or less accurate: {'; '.join(bad)}")
+    for one in outcomes if args.keep else []:
+        append(KEPT, dataclasses.asdict(one) | {"on": of_commit(one.on, args.keep)})
+    return int(bool(bad))
 
 
 if __name__ == "__main__":

@@ -148,12 +148,16 @@ class Example:
             self._random(shape, 1 + i).to(given or dtype).contiguous(memory_format=case.memory_format)
             for i, given in enumerate(case.inputs)
         ]
+        self.num_bytes = 0
 
     def step(self, compile: Compile) -> Callable[[], Sequence[Tensor]]:
         """Compile and run the function. Returns a function that computes the gradients of all inputs and
-        parameters, repeatedly from one forward; for an inference case, one that runs the function."""
+        parameters, repeatedly from one forward; for an inference case, one that runs the function. Then
+        `num_bytes` are those that it has to read and write."""
         function = compile(self.function)
         if not self.case.training:
+            with torch.no_grad():
+                self.num_bytes = _bytes(self.inputs) + _bytes(_tuple(function(*self.inputs)))
             return torch.no_grad()(lambda: _tuple(function(*self.inputs)))
         leaves = [x.detach().requires_grad_() for x in self.inputs]
         torch.manual_seed(2)  # for dropout
@@ -161,6 +165,7 @@ class Example:
             outputs = _tuple(function(*leaves))
         upstream = [self.upstream(y, 100 + i) for i, y in enumerate(outputs)]
         leaves += self.parameters()
+        self.num_bytes = 2 * _bytes(leaves) + _bytes(upstream)
         return lambda: torch.autograd.grad(outputs, leaves, upstream, retain_graph=True)
 
     def exact(self, stock: Compile) -> list[Tensor]:
@@ -189,6 +194,10 @@ class Example:
 
 def _tuple(outputs: Any) -> tuple[Tensor, ...]:
     return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(x.nbytes for x in tensors)
 
 
 def relative_errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:

@@ -1,13 +1,25 @@
-"""What `tools/family.py` does without a GPU: its counting of bytes.
+"""What `tools/family.py` measures and prints. Its times need a GPU; the interpreter runs the rest.
 
 Bytes are counted on Inductor's own scheduled kernels, in a process of its own with a stand-in for the driver.
 """
 
+from __future__ import annotations
+
+import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
+import family
 import pytest
+import torch
+from lab import family as measuring
+from lab.family import NAMES, Outcome, Task, Way
+from lab.written import PROGRAMS, Calls, Written
 from support import stand_in
+from torch import Tensor, nn
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 SCRIPT = """
@@ -15,7 +27,7 @@ import json, torch, triton
 from torch import nn
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.graph import GraphLowering
-from family import ByteCount
+from lab.family import ByteCount
 from support.stand_in import Driver
 from mixorder.report import collect
 
@@ -100,3 +112,103 @@ def test_bytes_of_a_dx_that_is_written_over_dy(counted: Bytes) -> None:
     (_, stock), (_, ours) = counted["product"]
     again = 2 * FULL + 2 * STATISTIC  # what stock's second kernel reads of the norm's inputs
     assert stock - ours == again
+
+
+def outcome(**changes: Any) -> Outcome:
+    stock, ours = Way(100.0, 4, 300_000_000, 1e-3), Way(60.0, 2, 200_000_000, 1e-3)
+    whole = Outcome("norms", "RMSNorm", 50.0, stock, ours, ["16384x2048"])
+    return dataclasses.replace(whole, **changes)
+
+
+def test_a_line_of_the_table(tmp_path: Path) -> None:
+    failed = outcome(group="unseen", name="dice", message="no device")
+    host = outcome(name="LayerNorm", limit_us=0.0, stock=Way(error=1e-3), declined=["slower"])
+    path = tmp_path / "family.jsonl"
+    lines = [json.dumps(dataclasses.asdict(one)) for one in (failed, host, outcome(limit_us=1.0), outcome())]
+    path.write_text("\n".join(lines))
+    loaded = family.load([path])
+    assert loaded == [failed, host, outcome()]  # of a case that was measured twice, the last
+    norms, unseen = family.tables(loaded).values()
+    assert norms.splitlines()[2:] == [
+        "| LayerNorm | 16384x2048; left to Inductor: slower | 0 -> 2 | 0.0 | - | - | - | 0.0 -> 200.0 | "
+        "1.0e-03 / 1.0e-03 |",
+        "| RMSNorm | 16384x2048 | 4 -> 2 | 50.0 | 100.0 -> 60.0 | 1.67 | 50 -> 83 | 300.0 -> 200.0 | "
+        "1.0e-03 / 1.0e-03 |",
+    ]
+    assert "| dice | no device |" in unseen
+    assert family.means([outcome()]) == "Geometric means: 50% of the limit by stock, 83% by mixorder."
+
+
+def test_what_is_wrong() -> None:
+    def ours(us: float, error: float = 1e-3) -> Outcome:
+        return outcome(ours=Way(us, error=error))
+
+    wrong = ours(104.0), ours(60.0, 2e-3), ours(60.0, float("nan")), outcome(message="no device")
+    assert all(map(family.is_wrong, wrong))
+    assert not any(map(family.is_wrong, (ours(102.9), outcome())))
+
+
+def small(fail: bool = False) -> Written:
+    def call(self: Any, x: Tensor) -> Tensor:
+        if fail:
+            raise ValueError("no such program")
+        return self.norm(x)
+
+    return Written(Calls(call, norm=nn.LayerNorm(64)), [torch.randn(256, 64).requires_grad_()])
+
+
+def test_a_program_and_a_case_run_in_the_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    programs = {"small": small, "fails": lambda: small(fail=True)}
+    monkeypatch.setattr(measuring, "WRITTEN", {"unseen": programs})
+    monkeypatch.setattr(measuring, "ahead_of_time", lambda *_: lambda gm, inputs: gm)  # as stock and ours
+    monkeypatch.setattr(measuring, "inductor", lambda options: lambda function: function)
+    turn = str(tmp_path / "turn")
+    done = [measuring.work(Task("unseen", name, "cpu", turn)) for name in programs]
+    case = measuring.work(Task("norms", "RMSNorm", "cpu", turn, (4, 8, 64), "float32"))
+    good, failed = done
+    assert "no such program" in failed.message and family.is_wrong(failed)
+    assert not good.message and not case.message
+    assert 0 < good.stock.error == good.ours.error < 1e-6 and not family.is_wrong(case)
+    assert "CPU" in good.on and good.limit_us == 0
+
+
+def test_groups_are_those_that_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tasks = list[Task]()
+    monkeypatch.setattr(family, "measured", lambda _, found, *rest: tasks.extend(found) or [])
+    family.main(["--groups", "unseen", "norms", "--cases", "dice", "Cohere", "--out", str(tmp_path)])
+    assert [(task.group, task.name) for task in tasks] == [
+        ("unseen", "dice"),
+        ("norms", "Cohere"),
+        ("norms", "Cohere QK-norm"),
+    ]
+
+
+def test_bytes_of_a_backward() -> None:
+    program = small()
+    x, parameters = 256 * 64 * 4, 2 * 64 * 4
+    assert program.backward_bytes([program.module(*program.inputs)]) == 3 * x + 2 * parameters
+    other = Written(program.module, program.inputs, unread=[0], written=False)
+    assert other.backward_bytes([program.module(*program.inputs)]) == x + 2 * parameters
+
+
+def test_programs_are_made_without_data() -> None:
+    for name, make in PROGRAMS.items():
+        with torch.device("meta"):
+            program = make()
+        found = program.module(*program.inputs)
+        assert program.backward_bytes([found] if isinstance(found, Tensor) else found) > 2**24, name
+
+
+def test_pages_have_the_kept_outcomes() -> None:
+    """Each group's table and means, with their days, cards, versions and commits."""
+    kept = family.load([family.KEPT])
+    assert {one.group for one in kept} == set(NAMES)
+    pages = [(DOCS / "lab" / name).read_text() for name in ("family.md", "written.md")]
+    for group, found in family.tables(kept).items():
+        page = pages[group in measuring.WRITTEN]
+        assert found in page, group
+        measured = [one for one in kept if one.group == group]
+        assert {one.name for one in measured} == set(NAMES[group])
+        assert all(one.on in page for one in measured), group
+        if group in measuring.WRITTEN:
+            assert family.means([one for one in measured if one.ours.us]) in page

@@ -89,7 +89,7 @@ def work(task: Task) -> Outcome:
     example = None
     try:
         example = Example(task)
-        with _candidates_in(turn):
+        with candidates_in(turn):
             play(example, match, turn)
     except Exception as error:  # the next model goes on
         match.status, match.message = "failed" if example else "absent", told(error)[:MOST_TOLD]
@@ -105,7 +105,7 @@ def work(task: Task) -> Outcome:
 
 
 @contextlib.contextmanager
-def _candidates_in(turn: Turn) -> Iterator[None]:
+def candidates_in(turn: Turn) -> Iterator[None]:
     """Let Inductor time candidates, such as a padded matrix product, in this process's turn on the GPU."""
     times = type(benchmarking.benchmarker)
     original = times.benchmark_gpu
