@@ -1,6 +1,6 @@
 """The whole family on this GPU: each case of `support/cases.py`, by stock Inductor and mixorder.
 
-    python tools/family.py --cases "over slabs" DyT
+    python tools/family.py --cases "over reduction groups" DyT
     python tools/family.py --cases "BatchNorm2d, ReLU" --shape 128,512,28,28 --out batch_norm.json
 
 Prints, per case, the regions fused, and for the backward (for inference, the function): launches,
@@ -140,12 +140,15 @@ def run_case(case: Case, shape: Shape, dtype: torch.dtype, small: bool) -> tuple
     if (addition := watch.limit(3 * example.inputs[0].nbytes)) is not None:
         calls["addition"] = addition
     timed = watch.time(calls)
-    for i, (step, found) in enumerate(ways):
-        one = timed[str(i)]
-        found.microseconds, found.launches = one.times.median_us, sum((one.launches or {}).values())
-        found.error = max(relative_errors(step(), exact))
+    for i, (step, measured) in enumerate(ways):
+        result = timed[str(i)]
+        measured.microseconds, measured.launches = (
+            result.times.median_us,
+            sum((result.launches or {}).values()),
+        )
+        measured.error = max(relative_errors(step(), exact))
         if addition is not None:
-            found.addition = timed["addition"].times.median_us
+            measured.addition = timed["addition"].times.median_us
     watch.free()
     return ways[0][1], ways[1][1]
 
@@ -174,7 +177,7 @@ def faults(case: Case, shape: Shape, small: bool, stock: Measured, ours: Measure
         "more bytes": not small and ours.bytes > stock.bytes,
         "less accurate": not ours.error <= stock.error * 1.05 + 1e-6,
     }
-    return [fault for fault, found in checks.items() if found]
+    return [fault for fault, is_fault in checks.items() if is_fault]
 
 
 def sizes(text: str) -> Shape:
@@ -211,8 +214,8 @@ def main() -> int:
             print(line(cells(name, stock, ours)), flush=True)
             results[name] = {"stock": dataclasses.asdict(stock), "mixorder": dataclasses.asdict(ours)}
             args.out.write_text(json.dumps(results, indent=1))
-            if found := faults(case, shape, args.small, stock, ours):
-                bad.append(f"{name} ({', '.join(found)})")
+            if faulty := faults(case, shape, args.small, stock, ours):
+                bad.append(f"{name} ({', '.join(faulty)})")
     print(f"\nfaults: {'; '.join(bad) or 'none'}")
     return bool(bad)
 

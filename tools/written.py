@@ -66,8 +66,8 @@ def exact(program: Written, tangents: list[torch.Tensor]) -> list[torch.Tensor]:
     module = copy.deepcopy(program.module).double()
     inputs = [x.detach().double().requires_grad_() for x in program.inputs]
     into = [*inputs, *(p for p in module.parameters() if p.requires_grad)]
-    found = gradients(roots_of(module(*inputs)), into, [t.double() for t in tangents])
-    return [g for g in found if g is not None]
+    results = gradients(roots_of(module(*inputs)), into, [t.double() for t in tangents])
+    return [g for g in results if g is not None]
 
 
 def measured(name: str, watch: Stopwatch) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def measured(name: str, watch: Stopwatch) -> dict[str, Any]:
     calls: dict[str, Call] = {}
     row: dict[str, Any] = {"fused": [], "left": []}
     for way, options in (("stock", STOCK), ("mixorder", OURS)):
-        # What is donated may not be read again.
+        # What is donated may not be reread.
         with watch.running(), functorch.patch(donated_buffer=False), collect() as records:
             module = inductor(options)(program.module)
             calls[way] = backward(program, module, tangents)
@@ -92,7 +92,7 @@ def measured(name: str, watch: Stopwatch) -> dict[str, Any]:
     del truth
     limit = watch.limit(program.backward_bytes(tangents))
     timed = watch.time(calls | ({"limit": limit} if limit else {}))
-    row |= {f"{way}_us": one.times.median_us for way, one in timed.items()}
+    row |= {f"{way}_us": result.times.median_us for way, result in timed.items()}
     row["launches"] = [sum((timed[way].launches or {}).values()) for way in ("stock", "mixorder")]
     return row
 
@@ -112,7 +112,7 @@ def main() -> int:
     parser.add_argument("--unseen", action="store_true", help="those that no test compiles")
     parser.add_argument("--out", type=Path, default=Path("written.json"))
     parser.add_argument("--by-hand", action="store_true", help="norms written by hand")
-    parser.add_argument("--kept", action="store_true", help="norms whose slabs fit a program")
+    parser.add_argument("--kept", action="store_true", help="norms whose reduction groups fit a program")
     args = parser.parse_args()
     of_names = {args.unseen: UNSEEN, args.by_hand: BY_HAND, args.kept: KEPT}
     chosen = of_names.get(True, args.programs)
