@@ -87,8 +87,8 @@ def register(config: ModuleType) -> None:
 def source_hash() -> str:
     """sha256 over every file that kernels depend on, Python and fitted numbers, in order of relative path."""
     root = Path(__file__).parent
-    found = [path for pattern in ("*.py", "*.json") for path in root.rglob(pattern)]
-    files = {path.relative_to(root).as_posix(): path for path in found}
+    paths = [path for pattern in ("*.py", "*.json") for path in root.rglob(pattern)]
+    files = {path.relative_to(root).as_posix(): path for path in paths}
     digest = hashlib.sha256()
     for name in sorted(files):
         content = files[name].read_bytes()

@@ -2,8 +2,8 @@
 
 `run` is the post-grad pass; `fuse` takes one region from the graph to its kernels; `build` has the stages
 from the region to its loops and their schedule. Before regions are looked for, sizes are taken from the
-graph's inputs, and some nodes are spelled as reductions. Those that no region takes are spelled as before at
-the end. No other stage before the rewrite changes the graph: a region that is declined, or that a bug stops,
+graph's inputs, and some nodes are canonicalised to reductions. Those that no region takes are restored at the
+end. No other stage before the rewrite changes the graph: a region that is declined, or that a bug stops,
 leaves it to Inductor as it was. `mark_joint` sees forward and backward before they are divided.
 """
 
@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 
 from .codegen.op_printer import check_printable
 from .errors import Decline, DeclineReason, MixorderError
-from .inductor.config import emulates_precision_casts, promises_bits, traces_backward_again
+from .inductor.config import emulates_precision_casts, promises_bits, retraces_backward
 from .inductor.symbols import guarded
 from .ir.program import LoopProgram
 from .ir.verify import Form, check_stores
@@ -49,11 +49,11 @@ from .region.peak_memory import Change, Timeline
 from .region.provenance import label, located
 from .region.region import Region
 from .report import Dump, declined, finished, fused
+from .rewrite.canonicalise import Canonicaliser
 from .rewrite.joint import Marks, mark
 from .rewrite.launches import check_launches
-from .rewrite.rewrite import copy_parts, replace
+from .rewrite.rewrite import copy_slices, replace
 from .rewrite.sizes import sizes_from_inputs
-from .rewrite.spelled import Spelling
 from .runner import Runner
 from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
@@ -64,7 +64,7 @@ from .transform.one_hot import sum_one_hot
 from .transform.operators import contract
 from .transform.relative import in_two_steps
 from .transform.reorder import reorder
-from .transform.same_bits import same_bits_sooner
+from .transform.same_bits import simplify_exactly
 from .transform.split import split_outer
 
 T = TypeVar("T")
@@ -76,22 +76,22 @@ def run(graph: Graph, options: Options, setting: Setting | None = None) -> list[
     setting = setting or setting_in_force()
     if not has_usable_device(graph, options.interpret):
         return []
-    spelling, runner = Spelling(graph), Runner(options, Dump(""), {})
+    canonicaliser, runner = Canonicaliser(graph), Runner(options, Dump(""), {})
     with guarded(graph):
         try:
-            _or_warn(runner, "spell", sizes_from_inputs, graph)
-            _or_warn(runner, "spell", spelling.begin)
-            search = functools.partial(find_regions, graph, spelling.joining)
+            _or_warn(runner, "canonicalise", sizes_from_inputs, graph)
+            _or_warn(runner, "canonicalise", canonicaliser.begin)
+            search = functools.partial(find_regions, graph, canonicaliser.joining)
             return _or_warn(runner, "search", _run, graph, search, options, setting) or []
         finally:
-            _or_warn(runner, "spell", spelling.end)
-            _or_warn(runner, "spell", copy_parts, graph)
+            _or_warn(runner, "canonicalise", canonicaliser.end)
+            _or_warn(runner, "canonicalise", copy_slices, graph)
             _or_warn(runner, "launches", check_launches, graph)
 
 
 def mark_joint(graph: Graph, options: Options) -> bool:
     """Mark in a joint graph what its forward and its backward have to agree on: values in half precision that
-    it compares round as eager does, small sums are not computed again, and no region has the others that are.
+    it compares round as eager does, small sums are not recomputed, and no region has the others that are.
     Masks of activations can be computed from what the backward reads anyway. Returns whether the graph's code
     has changed. Raises only in strict mode, with the graph as it was."""
     runner = Runner(options, Dump(""), {})
@@ -100,24 +100,24 @@ def mark_joint(graph: Graph, options: Options) -> bool:
         return Marks(rounding=roundings(graph))
 
     def saved() -> Marks:
-        found = small_sums(graph)
-        rounding = [reader for node in found for reader in readers_in_half_precision(node)]
-        return Marks(saved=found, rounding=rounding, left=other_sums(graph, found))
+        sums = small_sums(graph)
+        rounding = [reader for node in sums for reader in readers_in_half_precision(node)]
+        return Marks(saved=sums, rounding=rounding, left=other_sums(graph, sums))
 
     def masked() -> Marks:
-        if emulates_precision_casts() or promises_bits() or traces_backward_again():
+        if emulates_precision_casts() or promises_bits() or retraces_backward():
             return Marks()
         return Marks(masks=list(masks(graph, options.min_numel)))
 
     def marked() -> bool:
         if not has_usable_device(graph, options.interpret):
             return False
-        found = (
+        results = (
             _or_warn(runner, "round", compared),
             _or_warn(runner, "save", saved),
             _or_warn(runner, "mask", masked),
         )
-        return mark(graph, [one for one in found if one])
+        return mark(graph, [marks for marks in results if marks])
 
     return bool(_or_warn(runner, "mark", marked))
 
@@ -137,27 +137,31 @@ def _run(
     graph: Graph, search: Callable[[], RegionSearch], options: Options, setting: Setting
 ) -> list[RegionRecord]:
     """Fuse the regions that a search finds. Of a pair whose rows are too wide, and whose sums are fused over
-    slabs, nothing is told."""
+    reduction groups, nothing is told."""
     started = time.perf_counter()
-    ended = list(_fuse_each(graph, search(), options, setting))
-    taken = [_reductions(found) for found, end in ended if isinstance(end, RegionRecord)]
+    attempts = list(_fuse_each(graph, search(), options, setting))
+    taken = [_reductions(candidate) for candidate, outcome in attempts if isinstance(outcome, RegionRecord)]
 
-    def is_taken(found: Region | Decline, end: RegionRecord | Decline) -> bool:
-        is_wide = isinstance(end, Decline) and end.reason is DeclineReason.ROW_TOO_WIDE
-        return is_wide and isinstance(found, Region) and any(_reductions(found) <= one for one in taken)
+    def is_taken(candidate: Region | Decline, outcome: RegionRecord | Decline) -> bool:
+        is_wide = isinstance(outcome, Decline) and outcome.reason is DeclineReason.ROW_TOO_WIDE
+        return (
+            is_wide
+            and isinstance(candidate, Region)
+            and any(_reductions(candidate) <= reductions for reductions in taken)
+        )
 
-    ends = [end for found, end in ended if not is_taken(found, end)]
-    for end in ends:
-        if isinstance(end, RegionRecord):
-            fused(end)
+    outcomes = [outcome for candidate, outcome in attempts if not is_taken(candidate, outcome)]
+    for outcome in outcomes:
+        if isinstance(outcome, RegionRecord):
+            fused(outcome)
         else:
-            declined(end)
-    finished(ends, time.perf_counter() - started)
-    return [end for end in ends if isinstance(end, RegionRecord)]
+            declined(outcome)
+    finished(outcomes, time.perf_counter() - started)
+    return [outcome for outcome in outcomes if isinstance(outcome, RegionRecord)]
 
 
-def _reductions(found: Region | Decline) -> set[Node]:
-    return {*found.inner, *found.outer} if isinstance(found, Region) else set()
+def _reductions(candidate: Region | Decline) -> set[Node]:
+    return {*candidate.inner, *candidate.outer} if isinstance(candidate, Region) else set()
 
 
 def _fuse_each(
@@ -169,44 +173,44 @@ def _fuse_each(
     taken: Region | Decline | None = None
     while True:
         runner = Runner(options, Dump(options.dump_dir), known)
-        found: Region | Decline | None = None
+        candidate: Region | Decline | None = None
         try:
-            found = runner.step("find", next_region, regions, taken)
-            if found is None:
+            candidate = runner.step("find", next_region, regions, taken)
+            if candidate is None:
                 return
             taken = None
             try:
-                taken, record = runner.step("fuse", fuse, graph, found, memory, runner, setting)
-                yield found, record
+                taken, record = runner.step("fuse", fuse, graph, candidate, memory, runner, setting)
+                yield candidate, record
             except Decline as decline:
                 taken = decline
                 runner.show("declined.txt", decline)
-                yield found, located(decline.kept(), found)
+                yield candidate, located(decline.kept(), candidate)
         except Decline as decline:  # of the search itself: there is no next region
             yield decline, decline.kept()
             return
         except MixorderError as error:
             runner.warn(error)
-            if found is None:
+            if candidate is None:
                 return
 
 
 def fuse(
     graph: Graph,
-    found: Region | Decline,
+    candidate: Region | Decline,
     memory: Callable[[], Timeline],
     runner: Runner,
     setting: Setting,
 ) -> tuple[Region, RegionRecord]:
     """Take one region from the graph to its kernels. Returns the region, or the part of it that was fused,
     and its record. Raises `Decline`, or `MixorderError` on a bug."""
-    if isinstance(found, Decline):
-        raise found
+    if isinstance(candidate, Decline):
+        raise candidate
     step, show = runner.step, runner.show
-    runner.region = found.name
+    runner.region = candidate.name
     show("fx.txt", graph)
     timeline = step("memory", memory)
-    chosen, change = planned(found, timeline, runner, setting)
+    chosen, change = planned(candidate, timeline, runner, setting)
     region = chosen.region
     named = step("label", label, region)
     key = chosen.key and (chosen.key, named)
@@ -217,8 +221,8 @@ def fuse(
     loops, schedule, strategy = in_place(chosen, timeline, runner), chosen.schedule, chosen.strategy
     if loops != chosen.loops:
         show("in_place.txt", loops, strategy.form)
-    loops = step("liveness", with_read_again, loops, region, change.place, timeline)
-    key = key and (key, tuple((b.over, b.read_again) for b in loops.buffers))
+    loops = step("liveness", with_reread, loops, region, change.place, timeline)
+    key = key and (key, tuple((b.over, b.reread) for b in loops.buffers))
     runner.once(key and ("covered", key), lambda: step("verify", check_stores, loops))
     kernels = runner.once(key, lambda: step("codegen", strategy.generate, loops, schedule, named))
     show("kernel.py", "\n\n".join(k.text for k in kernels))
@@ -231,12 +235,14 @@ def fuse(
     return region, dataclasses.replace(record, planning=planning)
 
 
-def planned(found: Region, timeline: Timeline, runner: Runner, setting: Setting) -> tuple[RegionPlan, Change]:
+def planned(
+    candidate: Region, timeline: Timeline, runner: Runner, setting: Setting
+) -> tuple[RegionPlan, Change]:
     """The plan of a region or of another that takes less time, or less memory at the graph's peak. Raises the
     region's `Decline` if there is none."""
     make = functools.partial(build, runner=runner, setting=setting)
     fits = functools.partial(within_peak, timeline=timeline, runner=runner)
-    return Search(found, make, fits, timeline.stored, runner).best()
+    return Search(candidate, make, fits, timeline.stored, runner).best()
 
 
 def within_peak(chosen: RegionPlan, timeline: Timeline, runner: Runner) -> Change:
@@ -257,21 +263,23 @@ def in_place(chosen: RegionPlan, timeline: Timeline, runner: Runner) -> LoopProg
         return chosen.loops
     region = chosen.region
     dead = runner.step("liveness", dead_after, region, timeline.writable)
-    alone = runner.step("liveness", _with_own_memory, region)
-    return runner.step("in_place", reuse_in_place, chosen.loops, dead, alone)
+    own_memory = runner.step("liveness", _with_own_memory, region)
+    return runner.step("in_place", reuse_in_place, chosen.loops, dead, own_memory)
 
 
 def _with_own_memory(region: Region) -> list[str]:
-    """The outputs, by name, that lie in no input's memory: the graph fills their gaps, or they are parts of
+    """The outputs, by name, that lie in no input's memory: the graph fills their gaps, or they are slices of
     another tensor."""
     named = region.buffers.items()
-    return [name for name, n in named if n in region.parts or (n in region.laid and is_filled(n))]
+    return [
+        name for name, n in named if n in region.cat_slices or (n in region.output_strides and is_filled(n))
+    ]
 
 
-def with_read_again(loops: LoopProgram, region: Region, place: int, timeline: Timeline) -> LoopProgram:
+def with_reread(loops: LoopProgram, region: Region, place: int, timeline: Timeline) -> LoopProgram:
     """A region's loops, in which the inputs are marked that something reads after the launch."""
-    again = read_after(region, place, timeline.index, timeline.stored)
-    buffers = (dataclasses.replace(b, read_again=b.name in again) for b in loops.buffers)
+    still_read = read_after(region, place, timeline.index, timeline.stored)
+    buffers = (dataclasses.replace(b, reread=b.name in still_read) for b in loops.buffers)
     return dataclasses.replace(loops, buffers=tuple(buffers))
 
 
@@ -289,10 +297,10 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
             lowered, _ = loops_of(with_contiguous(region, free), device, runner)
         region = with_contiguous(region, across)
         _, merged = loops_of(region, device, runner)  # Inductor needs no copies: `lowered` is without
-    found = by_first_strategy(merged, device, setting.strategies, runner)
-    if isinstance(found, Decline):
-        return found
-    strategy, loops, facts, schedule = found.strategy, found.loops, found.facts, found.schedule
+    chosen = by_first_strategy(merged, device, setting.strategies, runner)
+    if isinstance(chosen, Decline):
+        return chosen
+    strategy, loops, facts, schedule = chosen.strategy, chosen.loops, chosen.facts, chosen.schedule
     show("plan.txt", schedule)
     if loops is not merged:
         show(f"{strategy.name}.txt", loops, strategy.form)
@@ -305,7 +313,7 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
 
 def _joined(region: Region) -> list[str]:
     """The large results that the graph copies into one tensor, by their names in the region's loops."""
-    copied = [(i, node) for i, node in enumerate(region.outputs) if node not in region.parts]
+    copied = [(i, node) for i, node in enumerate(region.outputs) if node not in region.cat_slices]
     full = region.seed.analysis.is_full
     return [f"out{i}" for i, node in copied if full(node) and is_joined(node, region.nodes)]
 
@@ -315,19 +323,21 @@ def loops_of(region: Region, device: DeviceInfo, runner: Runner) -> tuple[LoopPr
     step, show = runner.step, runner.show
     show("region.txt", region)
     if region.orders is not None:
-        blocked = step("lower", lower_tile, region)
-        blocked = show("loops.txt", step("relative", in_two_steps, blocked, None), Form.BLOCKED)
-        step("lower", check_printable, blocked)
-        if blocked.over_slabs:
-            return blocked, blocked
+        program = step("lower", lower_tile, region)
+        program = show("loops.txt", step("relative", in_two_steps, program, None), Form.TILE_LOCAL)
+        step("lower", check_printable, program)
+        if program.over_reduction_groups:
+            return program, program
         pairs = step("contract", contracted, region)
-        return blocked, step("contract", contract, blocked, {total.name: own.name for own, total in pairs})
+        return program, step(
+            "contract", contract, program, {total.name: product.name for product, total in pairs}
+        )
     lowered = show("loops.txt", step("lower", lower, region), Form.LOWERED)
     step("lower", check_printable, lowered)
     loops = step("relative", in_two_steps, lowered)
     loops = step("one_hot", sum_one_hot, loops)
     loops = show("split.txt", step("split", split_outer, loops), Form.MERGED)
-    loops = step("same_bits", same_bits_sooner, loops, device.saturates, device.runs_ptx)
+    loops = step("same_bits", simplify_exactly, loops, device.saturates, device.runs_ptx)
     loops = step("reorder", reorder, loops)
     if not emulates_precision_casts():  # that setting rounds every product, as eager does
         loops = step("fma", form_fma, loops)

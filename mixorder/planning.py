@@ -15,7 +15,7 @@ from .record import RegionRecord, describe
 from .region import legality
 from .region.layouts import is_copied_as_stated, is_free, is_read_as_stated
 from .region.region import Region
-from .rewrite.alone import alone
+from .rewrite.standalone import standalone
 from .runner import Runner
 from .schedule import by_time, cost
 from .schedule.device import DeviceInfo
@@ -107,8 +107,8 @@ TOO_WIDE = (DeclineReason.ROW_TOO_WIDE, DeclineReason.TOO_MANY_LIVE_TILES)  # a 
 
 def why_not(plan: RegionPlan) -> str | None:
     """Why a plan's region is left to Inductor; None if it is fused."""
-    if plan.strategy.blocked:
-        return too_little(plan.expected, plan.strategy.over_slabs)
+    if plan.strategy.tile_local:
+        return too_little(plan.expected, plan.strategy.over_reduction_groups)
     assert isinstance(plan.facts, RowFacts)
     return veto(plan.expected, plan.facts, plan.traffic, plan.device)
 
@@ -116,12 +116,15 @@ def why_not(plan: RegionPlan) -> str | None:
 def by_first_strategy(
     merged: LoopProgram, device: DeviceInfo, strategies: Sequence[Strategy], runner: Runner
 ) -> Chosen | Decline:
-    """The first strategy that accepts a merged program, or of those over slabs the one that is predicted to
-    be fastest, with its loops, their facts and their schedule. Returns a `Decline` if a row of it is too wide
-    for all, and raises every other one."""
-    step, refusals, found = runner.step, list[Decline](), list[Chosen]()
+    """The first strategy that accepts a merged program, or of those over reduction groups the one that is
+    predicted to be fastest, with its loops, their facts and their schedule. Returns a `Decline` if a row of
+    it is too wide for all, and raises every other one."""
+    step, refusals, choices = runner.step, list[Decline](), list[Chosen]()
     for strategy in strategies:
-        if (strategy.blocked, strategy.over_slabs) != (merged.blocked, merged.over_slabs):
+        if (strategy.tile_local, strategy.over_reduction_groups) != (
+            merged.tile_local,
+            merged.over_reduction_groups,
+        ):
             continue
         try:
             step("applies", strategy.applies, merged)
@@ -130,22 +133,22 @@ def by_first_strategy(
             schedule = step("schedule", strategy.choose, facts, device, runner.options.split_size)
             if not runner.options.split_size:
                 schedule = step("schedule", improved, strategy, loops, facts, schedule, device)
-            one = Chosen(strategy, step("place", strategy.place, loops, schedule), facts, schedule)
-            if not strategy.over_slabs:
-                return one
-            found.append(one)
+            choice = Chosen(strategy, step("place", strategy.place, loops, schedule), facts, schedule)
+            if not strategy.over_reduction_groups:
+                return choice
+            choices.append(choice)
         except Decline as refusal:
             refusals.append(refusal.kept())
-    if found:
-        return min(found, key=lambda one: one.us(merged, device))
+    if choices:
+        return min(choices, key=lambda choice: choice.us(merged, device))
     if not refusals:
         raise Decline(DeclineReason.AXIS_CLASS, "no strategy can run this program")
-    told = [one for one in refusals if not isinstance(one, GainsNothing)]
+    told = [decline for decline in refusals if not isinstance(decline, GainsNothing)]
     while told and told[0].reason not in TOO_WIDE:
         told = told[1:]
     if not told:
-        raise next((one for one in refusals if not isinstance(one, GainsNothing)), refusals[0])
-    return Decline(told[0].reason, "; ".join(dict.fromkeys(one.detail for one in told)))
+        raise next((decline for decline in refusals if not isinstance(decline, GainsNothing)), refusals[0])
+    return Decline(told[0].reason, "; ".join(dict.fromkeys(decline.detail for decline in told)))
 
 
 def improved(
@@ -161,7 +164,7 @@ def improved(
         moved = cost.Traffic(0, 0, workspace(tried.partials), 0)
         return fused_kernels(loops, tried, facts, moved).us(device, TIMES)
 
-    return by_time.improved(strategy.space(facts, device, schedule, False), facts, us)
+    return by_time.improved(strategy.search_space(facts, device, schedule, False), facts, us)
 
 
 def check_layout(
@@ -179,8 +182,8 @@ def check_layout(
 def with_contiguous(region: Region, buffers: Collection[str]) -> Region:
     """The region with these of its buffers contiguous."""
     nodes = frozenset(region.buffers[name] for name in buffers)
-    parts = {n: part for n, part in region.parts.items() if n not in nodes}
-    return dataclasses.replace(region, made_contiguous=nodes, parts=parts)
+    cat_slices = {n: cat_slice for n, cat_slice in region.cat_slices.items() if n not in nodes}
+    return dataclasses.replace(region, made_contiguous=nodes, cat_slices=cat_slices)
 
 
 def check_time(plan: RegionPlan, min_numel: int) -> None:
@@ -189,8 +192,8 @@ def check_time(plan: RegionPlan, min_numel: int) -> None:
     if plan.tuning is None or plan.tuning.beside is None:
         check_saves(plan.expected, why_not(plan) if min_numel else None)
     elif plan.tuning.not_fused:
-        ours, others = plan.tuning.beside.fused_us, plan.tuning.beside.inductor_us
-        detail = f"{ours:.1f} us measured for mixorder's kernels, {others:.1f} us for Inductor's"
+        fused_us, inductor_us = plan.tuning.beside.fused_us, plan.tuning.beside.inductor_us
+        detail = f"{fused_us:.1f} us measured for mixorder's kernels, {inductor_us:.1f} us for Inductor's"
         raise Decline(DeclineReason.SLOWER, detail)
 
 
@@ -198,11 +201,15 @@ def tuned(plan: RegionPlan, label: str, strategies: Sequence[Strategy], runner: 
     """The plan with the fastest schedule by timing, now or earlier; unchanged if there is none."""
     options = runner.options
     try:
-        if plan.strategy.blocked or not runner.step("tune", tuner.wanted, options):
+        if plan.strategy.tile_local or not runner.step("tune", tuner.wanted, options):
             return plan
         device = legality.device_of(plan.region)
         # With a `min_numel` of 0 a region is fused whatever the times are.
-        by_itself = runner.step("alone", alone, plan.region, plan.merged.hint) if options.min_numel else None
+        standalone_region = (
+            runner.step("standalone", standalone, plan.region, plan.merged.hint)
+            if options.min_numel
+            else None
+        )
         problem = tuner.Problem(
             plan.region.name,
             label,
@@ -212,24 +219,24 @@ def tuned(plan: RegionPlan, label: str, strategies: Sequence[Strategy], runner: 
             device,
             plan.device,
             options.split_size,
-            by_itself,
+            standalone_region,
             tuner.times(options),
         )
-        found = runner.step("tune", tuner.tune, problem)
-        if found is None:
+        fastest = runner.step("tune", tuner.tune, problem)
+        if fastest is None:
             return plan
-        workspace = runner.step("cost", cost.workspace_bytes, found.loops, found.schedule.partials)
+        workspace = runner.step("cost", cost.workspace_bytes, fastest.loops, fastest.schedule.partials)
     except MixorderError as error:
         runner.warn(error)
         return plan
-    runner.show("tuned.txt", f"{found.tuning}\n{found.schedule}")
+    runner.show("tuned.txt", f"{fastest.tuning}\n{fastest.schedule}")
     traffic = dataclasses.replace(plan.traffic, workspace=workspace)
-    takes = found.strategy.predict(
-        plan.lowered, found.loops, found.schedule, found.facts, traffic, plan.device
+    takes = fastest.strategy.predict(
+        plan.lowered, fastest.loops, fastest.schedule, fastest.facts, traffic, plan.device
     )
     # It was measured to take no longer than the schedule of the prediction before.
     fused_us = min(takes.fused_us, plan.expected.fused_us)
     takes = dataclasses.replace(
         plan.expected, fused_us=fused_us, idle_us=takes.idle_us, launches=takes.launches
     )
-    return dataclasses.replace(plan, **vars(found), traffic=traffic, expected=takes)
+    return dataclasses.replace(plan, **vars(fastest), traffic=traffic, expected=takes)

@@ -32,7 +32,7 @@ def collect(failures: list[MixorderError] | None = None) -> Iterator[list[Region
     try:
         yield records
     finally:
-        _collectors[:] = [other for other in _collectors if other[0] is not records]
+        _collectors[:] = [collector for collector in _collectors if collector[0] is not records]
 
 
 def fused(record: RegionRecord) -> None:
@@ -41,8 +41,8 @@ def fused(record: RegionRecord) -> None:
         "%s: fused %s, inner %s, outer %s, %.0f us predicted instead of %.0f (the pass took %.1f ms) -> %s",
         record.name,
         record.space,
-        ", ".join(one.name for one in record.inner) or "none",
-        ", ".join(one.name for one in record.outer) or "none",
+        ", ".join(reduction.name for reduction in record.inner) or "none",
+        ", ".join(reduction.name for reduction in record.outer) or "none",
         record.expected.ours_us,
         record.expected.apart_us,
         record.planning.pass_ms,

@@ -1,4 +1,4 @@
-"""A case of the family, compiled by mixorder beside stock Inductor: regions, strides, errors."""
+"""A case of the family, compiled by mixorder versus stock Inductor: regions, strides, errors."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ class _Evaluation:
                 self.written[buffer.name] = torch.zeros(size, dtype=torch.bool)
 
     def outputs(self) -> dict[str, Tensor]:
-        ahead = () if self.program.ahead is None else (self.program.ahead,)
-        for nest in (*ahead, *self.program.nests):
+        producer_nest = () if self.program.producer_nest is None else (self.program.producer_nest,)
+        for nest in (*producer_nest, *self.program.nests):
             _Run(self, nest).run()
         found = {}
         for buffer in self.program.role(BufferRole.OUTPUT):

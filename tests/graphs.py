@@ -48,9 +48,9 @@ from mixorder.strategies.cooperative import COOPERATIVE
 from mixorder.strategies.persistent import PERSISTENT
 from mixorder.transform.cooperative import cut_into_phases, with_mailbox
 from mixorder.transform.fma import form_fma
+from mixorder.transform.register_scheduling import schedule_for_registers
 from mixorder.transform.reorder import reorder
-from mixorder.transform.same_bits import same_bits_sooner
-from mixorder.transform.sooner import compute_sooner
+from mixorder.transform.same_bits import simplify_exactly
 from mixorder.transform.split import split_outer
 from mixorder.transform.tile_split import split_spanning
 
@@ -327,17 +327,17 @@ def batch_norm_backward(rows: int, channels: int, dtype: torch.dtype = bf16, sym
 
 def rope_backward(batch: int, tokens: int, heads: int, dim: int, dtype: torch.dtype = bf16) -> Graph:
     """The backward of Q's RMSNorm and the rotary embedding behind it: (b, h, t, d) in, (b, t, h, d) out."""
-    moved, half = (batch, heads, tokens, dim), dim // 2
+    shape, half = (batch, heads, tokens, dim), dim // 2
 
     def function(dy: Any, x: Any, rstd: Any, w: Any, cos: Any, sin: Any) -> Any:
         rotated = dy * sin
-        first = torch.ops.aten.slice_backward(-rotated[..., :half], moved, 3, half, 2**63 - 1, 1)
-        second = torch.ops.aten.slice_backward(rotated[..., half:], moved, 3, 0, half, 1)
+        first = torch.ops.aten.slice_backward(-rotated[..., :half], shape, 3, half, 2**63 - 1, 1)
+        second = torch.ops.aten.slice_backward(rotated[..., half:], shape, 3, 0, half, 1)
         dy = (dy * cos + first + second).permute(0, 2, 1, 3)
         return torch.ops.aten._fused_rms_norm_backward(dy, x, [dim], rstd, w, [True, True])
 
     full, table = (batch, tokens, heads, dim), ((tokens, dim), dtype)
-    specs = [(moved, dtype), (full, dtype), ((*full[:3], 1), f32), ((dim,), dtype), table, table]
+    specs = [(shape, dtype), (full, dtype), ((*full[:3], 1), f32), ((dim,), dtype), table, table]
     return traced(function, *specs)
 
 
@@ -386,7 +386,7 @@ def lowered_tile(function: Callable[..., Any], *specs: Spec) -> LoopProgram:
     return lower_tile(within_tile(traced(lambda *x: function(*x), *specs)))
 
 
-def both_ways(one: Callable[[Any, int], Any]) -> Callable[[Any], Any]:
+def mixed_order(one: Callable[[Any, int], Any]) -> Callable[[Any], Any]:
     """A function of 256x512 elements: `one` of blocks of 32 along rows, and along columns, and their dim."""
     return lambda x: (one(x.view(256, 16, 32), 2), one(x.view(8, 32, 512), 1))
 
@@ -398,14 +398,14 @@ def ops(program: LoopProgram) -> list[str]:
 
 def merged(region: Region, runs_ptx: bool = True) -> LoopProgram:
     if region.orders is not None:
-        return compute_sooner(same_bits_sooner(split_spanning(lower_tile(region)), True, runs_ptx))
-    return form_fma(reorder(same_bits_sooner(split_outer(lower(region)), True, runs_ptx)))
+        return schedule_for_registers(simplify_exactly(split_spanning(lower_tile(region)), True, runs_ptx))
+    return form_fma(reorder(simplify_exactly(split_outer(lower(region)), True, runs_ptx)))
 
 
 def kernels(region: Region, device: DeviceInfo = H200) -> tuple[LoopProgram, Plan, tuple[KernelSource, ...]]:
     """A region's program, the schedule that the pipeline would choose, and the pair of kernels."""
     program = merged(region)
-    for strategy in (s for s in STRATEGIES if s.blocked == program.blocked):
+    for strategy in (s for s in STRATEGIES if s.tile_local == program.tile_local):
         with contextlib.suppress(Decline):
             loops, schedule = run_by(strategy, program, device)
             return loops, schedule, strategy.generate(loops, schedule, "test")
@@ -415,7 +415,7 @@ def kernels(region: Region, device: DeviceInfo = H200) -> tuple[LoopProgram, Pla
 def run_by(strategy: Strategy, program: LoopProgram, device: DeviceInfo = H200) -> tuple[LoopProgram, Plan]:
     """A program that `merged` made as a strategy runs it, and the schedule it chooses."""
     strategy.applies(program)
-    loops = program if strategy.blocked else strategy.transform(program, device)
+    loops = program if strategy.tile_local else strategy.transform(program, device)
     schedule = strategy.choose(strategy.facts(loops), device)
     return strategy.place(loops, schedule), schedule
 
@@ -464,8 +464,8 @@ def snapshot(graph: Graph) -> tuple[str, tuple[int, ...]]:
     return str(graph), tuple(id(n) for n in graph.nodes)
 
 
-def path_through_outside(region: Region) -> list[Node] | None:
-    """A path from what a region writes through nodes outside to what it reads; None if convex.
+def path_through_remainder(region: Region) -> list[Node] | None:
+    """A path from what a region writes through the remainder to what it reads; None if convex.
 
     The kernel needs all of its inputs before any of its outputs is there. A path may pass through
     members that are no outputs: those that somebody outside uses stay in the graph.
@@ -485,7 +485,7 @@ def path_through_outside(region: Region) -> list[Node] | None:
 
 def checked(region: Region) -> Region:
     """The region, which closes no cycle and has no node that none of its outputs needs."""
-    assert path_through_outside(region) is None and _closed(region)
+    assert path_through_remainder(region) is None and _closed(region)
     return region
 
 
@@ -536,7 +536,7 @@ ALWAYS = Options(enabled=True, strict=True, interpret=True, min_numel=0)
 """Strict, without a GPU, and whatever time is predicted."""
 
 
-def ends(graph: Graph, **options: Any) -> list[RegionRecord | Decline]:
+def outcomes(graph: Graph, **options: Any) -> list[RegionRecord | Decline]:
     """What becomes of each region in the pass, which rewrites the graph."""
     with collect() as found:
         pipeline.run(graph, dataclasses.replace(ALWAYS, **options))
@@ -546,14 +546,14 @@ def ends(graph: Graph, **options: Any) -> list[RegionRecord | Decline]:
 
 def fused(graph: Graph, **options: Any) -> RegionRecord:
     """The record of a graph's one region, which is fused."""
-    (record,) = ends(graph, **options)
+    (record,) = outcomes(graph, **options)
     assert isinstance(record, RegionRecord), record
     return record
 
 
 def declined(graph: Graph, **options: Any) -> Decline:
     """Why a graph's one region is not fused."""
-    (decline,) = ends(graph, **options)
+    (decline,) = outcomes(graph, **options)
     assert isinstance(decline, Decline), decline
     return decline
 

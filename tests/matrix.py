@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from graphs import bf16, f16, f32, f64
 from reduced_dtypes import xor
-from support.over_slabs import OVER_SLABS
+from support.over_reduction_groups import OVER_REDUCTION_GROUPS
 from torch import Tensor
 
 from mixorder.report import RegionRecord
@@ -193,9 +193,13 @@ def labelled(s: Space, x: Tensor, label: Tensor, r: Tensor) -> Tensors:
 def behind_a_gather(s: Space, x: Tensor, y: Tensor, w: Tensor) -> Tensors:
     """Halves of each row change places, and indices of columns are values."""
     half = y.shape[-1] // 2
-    turned = torch.cat([y[..., half:], -y[..., :half]], -1)
+    rotated = torch.cat([y[..., half:], -y[..., :half]], -1)
     numbered = x * (torch.arange(x.shape[-1], device=x.device) / x.shape[-1])
-    return turned - x * s.rows(x * turned), s.columns(turned * torch.tanh(numbered + w)), s.columns(numbered)
+    return (
+        rotated - x * s.rows(x * rotated),
+        s.columns(rotated * torch.tanh(numbered + w)),
+        s.columns(numbered),
+    )
 
 
 def columns(s: Space, x: Tensor, y: Tensor, w: Tensor) -> Tensors:
@@ -254,10 +258,10 @@ PROGRAMS: dict[Function, tuple[torch.dtype, ...]] = {
     columns: ALL,
     softmaxes: ALL,
 }
-# With a batch or a common axis, or over slabs; of a DiT block some norms have one.
+# With a batch or a common axis, or over reduction groups; of a DiT block some norms have one.
 STAGED = (two_stages, three_stages, softmaxes)  # a reduction of a row needs another one
 NOT_SHARED = ["Cohere QK-norm", "adaLN", "DiT block", "mean over tokens after"]
-NOT_SHARED += ["conv bias and gate", *OVER_SLABS]
+NOT_SHARED += ["conv bias and gate", *OVER_REDUCTION_GROUPS]
 PLAIN = (labelled, values_of_maxima, softmaxes)  # of one dim a side
 NOT_EMPTY = (extremes, values_of_maxima, softmaxes)  # nothing has no largest element
 ROUGH = (many,)  # with sums of sums, whose terms cancel
@@ -377,10 +381,10 @@ class Shared:
         part_cols = -(-work.cols // self.parts)
         lanes, parts, period = 1 << (part_cols - 1).bit_length(), self.parts, 1
         splits = min(self.splits, -(-work.rows // self.xblock))
-        if self.shifted and work.phase.period > 1 and work.cols > 16:
+        if self.shifted and work.alignment.period > 1 and work.cols > 16:
             part_cols = -(-part_cols // 16) * 16
             lanes, parts = 1 << (part_cols + 15).bit_length(), -(-work.cols // part_cols)
-            splits, period = self.splits * work.phase.period, work.phase.period
+            splits, period = self.splits * work.alignment.period, work.alignment.period
         rows = Walk(split=splits, tile=self.xblock, period=period)
         columns = Walk(group=parts, part=part_cols, tile=lanes)
         return Plan((rows, columns), Launch(4, 2), SecondStage(4, 4), Exchanged(self.depth))

@@ -171,7 +171,7 @@ def test_activation_checkpointing(where: str, use_reentrant: bool) -> None:
 def test_activation_checkpointing_in_half_precision(
     kind: Callable[[int], nn.Module], of: Callable[..., nn.Module]
 ) -> None:
-    """The forward's sums are computed again in front of the matrix products: no region holds them."""
+    """The forward's sums are recomputed in front of the matrix products: no region holds them."""
     module, (x, dy) = block(kind, bf16, of), inputs()
     x, dy = x.detach().to(bf16).requires_grad_(), dy.to(bf16)
     rounding = torch._inductor.config.patch(emulate_precision_casts=target.by_node)  # as in the forward

@@ -1,4 +1,4 @@
-"""What a checkpointed function gives in its forward, and what its backward finds by computing it again."""
+"""What a checkpointed function gives in its forward, and what its backward finds by recomputing it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def both(function: Callable[[Tensor], Tensor], x: Tensor, probe: Tensor) -> tupl
     return y.detach().clone(), Kept.apply(y, probe)
 
 
-def again(step: Callable[[Tensor, Tensor], Any], x: Tensor) -> tuple[Tensor, Tensor]:
+def forward_and_recomputed(step: Callable[[Tensor, Tensor], Any], x: Tensor) -> tuple[Tensor, Tensor]:
     """The result of checkpointed `both` in the forward, and as its backward computes it."""
     probe = torch.zeros_like(x, requires_grad=True)
     first, result = step(x.requires_grad_(), probe)

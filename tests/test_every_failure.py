@@ -42,8 +42,8 @@ from mixorder.tune.search import Tuning
 from mixorder.tune.tuner import Problem, Tuned
 
 STRICT = graphs.ALWAYS
-TUNED = dataclasses.replace(STRICT, autotune=True, min_numel=1)  # with 0 nothing is timed beside a region
-ALONE = dataclasses.replace(H200, exchanges=False)
+TUNED = dataclasses.replace(STRICT, autotune=True, min_numel=1)  # with 0 nothing is timed versus a region
+WITHOUT_EXCHANGES = dataclasses.replace(H200, exchanges=False)
 
 
 def sums(count: int) -> Graph:
@@ -61,7 +61,7 @@ def two_regions() -> Graph:
 
 
 def with_largest(x: Any, dy: Any) -> Any:
-    """One maximum joins the region, and one is spelled as before."""
+    """One maximum joins the region, and one is restored."""
     dx, dw = pair(x, dy)
     return dx, dw, dx.amax(), dx[:100].amax()
 
@@ -91,8 +91,8 @@ WAYS = {
     "dumped": Way(lambda: graphs.rms_norm_backward(512, 256), dumped=True),
     "two regions": Way(two_regions),
     "blocks in a tile": Way(lambda: graphs.block_scales(512, 1024)),
-    "reduce, then apply": Way(lambda: graphs.batch_norm_backward(4096, 64)),
-    "spelled": Way(lambda: traced(with_largest, *[((512, 256), f32)] * 2)),
+    "two-pass": Way(lambda: graphs.batch_norm_backward(4096, 64)),
+    "canonicalised": Way(lambda: traced(with_largest, *[((512, 256), f32)] * 2)),
 }
 
 
@@ -142,7 +142,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Failing]:
 @contextlib.contextmanager
 def prepared(name: str, tmp_path: Path) -> Iterator[tuple[Way, Options]]:
     way = WAYS[name]
-    device = planning_with(device=None if way.shares else ALONE)
+    device = planning_with(device=None if way.shares else WITHOUT_EXCHANGES)
     tune = mock.patch.object(tuner, "tune", take_the_same_again if way.tuned else tuner.tune)
     dump_dir = str(tmp_path / "dump") if way.dumped else ""
     with device, tune:
@@ -227,14 +227,14 @@ def test_the_second_region_fails_and_the_first_stays(stage: str, failing: Failin
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_what_could_not_be_spelled_stops_no_fusion(last: bool, failing: Failing) -> None:
+def test_what_could_not_be_canonicalised_stops_no_fusion(last: bool, failing: Failing) -> None:
     lenient = dataclasses.replace(STRICT, strict=False)
-    stages = failing.run(WAYS["spelled"].graph(), lenient, at=None)
-    places = [i for i, stage in enumerate(stages) if stage == "spell"]
+    stages = failing.run(WAYS["canonicalised"].graph(), lenient, at=None)
+    places = [i for i, stage in enumerate(stages) if stage == "canonicalise"]
     assert places[0] == 0 and stages[places[-1] + 1 :] == ["launches"]
     runner_module.warn_once.cache_clear()
-    graph = WAYS["spelled"].graph()
-    with pytest.warns(UserWarning, match="mixorder failed in stage 'spell'"):
+    graph = WAYS["canonicalised"].graph()
+    with pytest.warns(UserWarning, match="mixorder failed in stage 'canonicalise'"):
         failing.run(graph, lenient, places[-1] if last else 0)
     assert sum("triton_kernel_wrapper" in str(n.target) for n in graph.nodes) == 2
     graph.lint()

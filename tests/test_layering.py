@@ -47,7 +47,7 @@ FORBIDDEN = {
     "schedule/persistent.py": ("torch", "triton"),
     "schedule/limits.py": ("torch", "triton"),
     "schedule/no_prefetch.py": ("torch", "triton"),
-    "schedule/persistent_space.py": ("torch", "triton"),
+    "schedule/persistent_search_space.py": ("torch", "triton"),
     "schedule/cooperative.py": ("torch", "triton"),
     "tune/search.py": ("torch", "triton"),
     "tune/cache.py": ("torch", "triton"),

@@ -181,7 +181,7 @@ def clone(tmp_path: Path) -> Path:
     return source
 
 
-def beside(clone: Path, code: str, *others: str, **env: str) -> subprocess.CompletedProcess[str]:
+def from_parent_of(clone: Path, code: str, *others: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run code from the clone's parent folder, where `mixorder` is the clone, with no other installed but for
     what is hidden, where torch is. `others`: more such folders."""
     with_torch = [*others, sysconfig.get_path("purelib"), *WITH_TORCH]
@@ -205,13 +205,13 @@ def test_a_clone_hides_nothing_and_torch_works_when_it_has_gone(
     )
     active = clone.parent / "active"  # as after `pip install .` in the environment that tools/test.sh sees
     shutil.copytree(clone / "mixorder", active / "mixorder")
-    done = beside(clone, code, str(active), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    done = from_parent_of(clone, code, str(active), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(str(clone / "mixorder" / "__init__.py"))
     # Type checkers read lines that are paths, and run no import hooks.
     (lines,) = (path.read_text().split() for path in (clone.parent / "site").glob("*.pth"))
     assert lines == [str(clone)]
     shutil.rmtree(clone)
-    done = beside(clone, "import torch; print(torch.ones(2).sum())", str(active))
+    done = from_parent_of(clone, "import torch; print(torch.ones(2).sum())", str(active))
     assert done.returncode == 0 and done.stdout == "tensor(2.)\n", done.stderr
     assert "mixorder is installed, but cannot be loaded" in done.stderr and "pip uninstall" in done.stderr

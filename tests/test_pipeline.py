@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from mixorder import pipeline, planning, runner
 from mixorder.errors import Decline, DeclineReason, MixorderError
-from mixorder.inductor.graphs import is_computed_again
+from mixorder.inductor.graphs import is_recomputed
 from mixorder.options import Options
 from mixorder.region import legality
 from mixorder.report import collect
@@ -208,11 +208,11 @@ def test_sums_are_saved_on_devices_of_ours() -> None:
     assert CheckpointPolicy.MUST_SAVE not in policies(dataclasses.replace(STRICT, interpret=False))
 
 
-def test_no_backward_computes_again_what_needs_no_gradient() -> None:
+def test_no_backward_recomputes_what_needs_no_gradient() -> None:
     for name, again in (("arg0_1", False), ("primals_1", True)):
         node = torch.fx.Graph().placeholder(name)
         node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
-        assert is_computed_again(node) == again
+        assert is_recomputed(node) == again
 
 
 def test_a_failure_to_save_sums_leaves_the_graph_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,8 +238,8 @@ def test_an_interrupt_is_not_swallowed(
         pipeline.run(graphs.pair_graph(), LENIENT)
 
 
-def test_a_pair_with_wide_rows_has_no_reason_where_its_sums_are_over_slabs() -> None:
-    """An instance norm behind a bias: where nothing is fused over slabs, there is a reason."""
+def test_a_pair_with_wide_rows_has_no_reason_where_its_sums_are_over_reduction_groups() -> None:
+    """An instance norm behind a bias: where nothing is fused over reduction groups, there is a reason."""
 
     def function(dy: Any, x: Any) -> Any:
         sums = [one.float().sum((2, 3), keepdim=True) for one in (dy, dy.float() * x)]
@@ -248,10 +248,10 @@ def test_a_pair_with_wide_rows_has_no_reason_where_its_sums_are_over_slabs() -> 
         return dx, dx.sum((0, 2, 3)), *(one.sum(0) for one in sums)
 
     told: dict[bool, list[DeclineReason | None]] = {}
-    for over_slabs in (True, False):
-        own = [s for s in STRATEGIES if over_slabs or s.name != "reduce, then apply"]
-        with collect() as ends, planning.planning_with(strategies=own):
+    for over_reduction_groups in (True, False):
+        own = [s for s in STRATEGIES if over_reduction_groups or s.name != "two-pass"]
+        with collect() as outcomes, planning.planning_with(strategies=own):
             pipeline.run(traced(function, *[((4, 32, 512, 512), bf16)] * 2), ALWAYS)
-        told[over_slabs] = [end.reason if isinstance(end, Decline) else None for end in ends]
+        told[over_reduction_groups] = [end.reason if isinstance(end, Decline) else None for end in outcomes]
     assert told[True] == [None]
     assert DeclineReason.ROW_TOO_WIDE in told[False] and None not in told[False]

@@ -201,8 +201,8 @@ def test_a_product_with_a_number_of_the_data_is_read() -> None:
     ],
 )
 def test_two_reductions_that_are_in_no_region_have_a_reason(function: Any, said: str | None) -> None:
-    ends = run(traced(function, FULL, FULL))
-    found = [e for e in ends if isinstance(e, Decline)]
+    outcomes = run(traced(function, FULL, FULL))
+    found = [e for e in outcomes if isinstance(e, Decline)]
     assert [e.reason for e in found] == [DeclineReason.UNSUPPORTED_OP] * (said is not None)
     assert said is None or (said in found[0].detail and found[0].provenance is not None)
 

@@ -49,8 +49,8 @@ DECLINED = {
     *((norm, "short sums") for norm in ("rms", "layer", "narrow", "bias")),
     # Their reductions span more than a tile.
     *((norm, "blocks in a tile") for norm in ("rms", "layer", "narrow", "bias")),
-    *((norm, "reduce, then apply") for norm in ("rms", "layer", "narrow", "bias")),
-    *((norm, "whole slabs") for norm in ("rms", "layer", "narrow", "bias")),
+    *((norm, "two-pass") for norm in ("rms", "layer", "narrow", "bias")),
+    *((norm, "whole groups") for norm in ("rms", "layer", "narrow", "bias")),
 }
 
 
@@ -60,9 +60,9 @@ def test_every_entry_is_listed_once() -> None:
         "PERSISTENT",
         "COOPERATIVE",
         "SHORT_SUMS",
-        "SLABS",
         "TILE",
-        "WHOLE_SLABS",
+        "TWO_PASS",
+        "WHOLE_GROUPS",
     } == ENTRIES
     assert len({s.name for s in STRATEGIES}) == len({s.rank for s in STRATEGIES}) == len(ENTRIES)
 
@@ -98,9 +98,9 @@ def test_an_entry_declines_or_gives_a_schedule_of_its_own_space(norm: str, strat
     main, final = strategy.generate(placed, schedule, "test")
     assert main.written and final.written and main.grid > 0
     assert strategy.title(schedule).startswith(strategy.name)
-    space = strategy.space(facts, H200, schedule, False)
+    space = strategy.search_space(facts, H200, schedule, False)
     assert space.start == schedule and space.legal(schedule)
-    assert bool(space.near(schedule)) == bool(space.parts)
+    assert bool(space.near(schedule)) == bool(space.field_groups)
 
 
 def test_short_sums_take_rows_that_compensated_ones_leave_no_registers_for() -> None:
@@ -123,7 +123,7 @@ def test_short_sums_take_rows_that_compensated_ones_leave_no_registers_for() -> 
     facts = SHORT_SUMS.facts(loops)
     assert facts.held.words == PERSISTENT.facts(merged).held.words - 2
     schedule = SHORT_SUMS.choose(facts, H200, 0)
-    near = SHORT_SUMS.space(facts, H200, schedule, False).near(schedule)
+    near = SHORT_SUMS.search_space(facts, H200, schedule, False).near(schedule)
     assert near and {s.splits for s in near} == {schedule.splits} == {16384 // SHORT_ROWS}
     assert SHORT_SUMS.choose(dataclasses.replace(facts, rows=1000), H200, 0).splits < 1000
     for rows, split_size in ((16384, SHORT_ROWS + 1), (2**19, 0)):
@@ -143,7 +143,7 @@ def test_a_program_of_symbolic_rows_has_no_short_sums() -> None:
 def test_a_program_whose_reductions_end_within_a_tile() -> None:
     """Only one entry runs it."""
     program = lower_tile(graphs.within_tile(graphs.block_scales(4096, 2048)))
-    (strategy,) = (s for s in STRATEGIES if s.blocked and not s.over_slabs)
+    (strategy,) = (s for s in STRATEGIES if s.tile_local and not s.over_reduction_groups)
     strategy.applies(program)
     facts = strategy.facts(strategy.transform(program, H200))
     assert facts.numel == 4096 * 2048 and facts.load_bytes == 2
@@ -162,7 +162,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Strateg
     (file,) = re.findall(r"```python\n(\"\"\".*?)```", text.split("## Add a strategy")[1], re.DOTALL)
     (tmp_path / "row_by_row.py").write_text(file)
     monkeypatch.setattr(strategies, "__path__", [*strategies.__path__, str(tmp_path)])
-    (new,) = set(strategies.found()) - set(STRATEGIES)
+    (new,) = set(strategies.discover()) - set(STRATEGIES)
     yield new
     sys.modules.pop("mixorder.strategies.row_by_row")
 
@@ -176,7 +176,7 @@ def test_a_file_is_planned_reported_predicted_and_tuned(made_up: Strategy) -> No
     """All that a strategy takes is its file."""
     records = []
     slow = dataclasses.replace(made_up, predict=nine_times)
-    for found in (STRATEGIES, strategies.found(), (slow,)):
+    for found in (STRATEGIES, strategies.discover(), (slow,)):
         setting = pipeline.Setting(H200, found)
         records += pipeline.run(graphs.rms_norm_backward(32768, 768), OPTIONS, setting)
     usual, new, last = records

@@ -64,7 +64,7 @@ def large_integers(x: Tensor) -> tuple[Tensor, Tensor]:
     return y.amax(-1), y.sum(0)
 
 
-def turned(x: Tensor) -> tuple[Tensor, Tensor]:
+def transposed(x: Tensor) -> tuple[Tensor, Tensor]:
     """The sums lie as the input does, column by column."""
     y = x.transpose(1, 2)
     return y.amax((-1, -2)), y.sum(0).sin()
@@ -114,13 +114,13 @@ class SharedTable(nn.Module):
 
 class TimeEmbedded(nn.Module):
     """Reconstructed sizes. Autocast leaves float64 as it is. The time is a parameter: all inputs of a case
-    have one shape. `apart`: the bias is added by itself. On a GPU Inductor makes that of any convolution;
-    on a CPU it does not."""
+    have one shape. `separate_bias`: the bias is added by itself. On a GPU Inductor makes that of any
+    convolution; on a CPU it does not."""
 
-    def __init__(self, batch: int, channels: int, apart: bool) -> None:
+    def __init__(self, batch: int, channels: int, separate_bias: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=not apart)
-        self.bias = nn.Parameter(torch.randn(channels)) if apart else None
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=not separate_bias)
+        self.bias = nn.Parameter(torch.randn(channels)) if separate_bias else None
         self.time, self.proj = nn.Parameter(torch.randn(batch, 64)), nn.Linear(64, channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,9 +135,9 @@ def channels(b: int, c: int, h: int, w: int) -> list[Fused]:
     return [(f"row {b} x batch {c} x common {h * w}", 1, 1)]
 
 
-def embedded(apart: bool) -> Case:
+def embedded(separate_bias: bool) -> Case:
     shapes = Shapes((128, 128, 32, 32), (33, 40, 17, 17), (5, 8, 6, 7))
-    return Case(lambda b, c, *_: TimeEmbedded(b, c, apart), shapes, channels)
+    return Case(lambda b, c, *_: TimeEmbedded(b, c, separate_bias), shapes, channels)
 
 
 # #186241: RMSNorm by hand, with tensor descriptors.
@@ -261,8 +261,8 @@ WOUNDS: dict[str, Wound] = {
         ),
         f32,
     ),
-    "190796": Wound(embedded(apart=False), f32, ratio=0.02),
-    "190796 bias apart": Wound(embedded(apart=True), f32, ratio=0.02),
+    "190796": Wound(embedded(separate_bias=False), f32, ratio=0.02),
+    "190796 bias apart": Wound(embedded(separate_bias=True), f32, ratio=0.02),
     "186241": Wound(
         Case(columns(HandWrittenRMSNorm), Shapes((1000000, 256), (4099, 256), (700, 64)), pairs((1, 1))),
         options=DESCRIPTORS,
@@ -313,7 +313,7 @@ LEFT: dict[str, Wound] = {
     "float64": Wound(left(sums, *WIDE), torch.float64, ratio=1e-12),
     "float64 of float32": Wound(left(in_float64, *WIDE), f32, ratio=1e-12),
     # Results come back in another order.
-    "turned": Wound(left(turned, (40961, 16, 32), (37, 6, 8)), f32, ratio=1e-4),
+    "transposed": Wound(left(transposed, (40961, 16, 32), (37, 6, 8)), f32, ratio=1e-4),
     # With symbolic columns, `2 * s0 + s1` is written for `2 * (s0 + s1)`.
     "176375 symbols": Wound(left(of_halves, (40961, 64), (37, 12), tensors=2), f32, ratio=1e-4),
 }

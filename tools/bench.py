@@ -46,17 +46,17 @@ def measured(args: argparse.Namespace) -> list[Row]:
     with measuring("lab.backward", todo[0].device, 1, min(8, os.cpu_count() or 1)) as (pool, _):
         while todo:
             alone = []
-            for task, found in pool.run(todo, args.time_box * len(args.providers), until):
-                if isinstance(found, Broken):
-                    ended = f"its process {found.how}, exit code {found.code}"
-                    found = Row(task.case, [], {name: Result(error=ended) for name in task.providers}, True)
-                if found.lost and len(task.providers) > 1:
+            for task, result in pool.run(todo, args.time_box * len(args.providers), until):
+                if isinstance(result, Broken):
+                    ended = f"its process {result.how}, exit code {result.code}"
+                    result = Row(task.case, [], {name: Result(error=ended) for name in task.providers}, True)
+                if result.lost and len(task.providers) > 1:
                     alone += [dataclasses.replace(task, providers=(name,)) for name in task.providers]
                     continue
-                rows[task.case].limit_medians += found.limit_medians
-                rows[task.case].results |= found.results
-                append(path, dataclasses.asdict(found))
-                outcomes = (f"{n} {r.us or r.reason or 'ok'}" for n, r in found.results.items())
+                rows[task.case].limit_medians += result.limit_medians
+                rows[task.case].results |= result.results
+                append(path, dataclasses.asdict(result))
+                outcomes = (f"{n} {r.us or r.reason or 'ok'}" for n, r in result.results.items())
                 case = task.case
                 print(f"{case.norm} {case.dtype} {case.shape}: {', '.join(outcomes)}", file=sys.stderr)
             todo = alone

@@ -91,7 +91,7 @@ class Found:
     ordered: int  # regions declined, as they would change the order of effects
     stock: float
     ours: float
-    apart: float
+    difference: float
     same_calls: bool
     calls: int
 
@@ -101,9 +101,9 @@ def jobs(ways: list[str], dtypes: list[str], fuse: list[str]) -> list[Job]:
     models = [way for way in ways if not way.startswith("graph")]
     programs = [f"graph:{name}" for name in IN_GRAPH] if "graph" in ways else []
     programs += [way for way in ways if way.startswith("graph:")]
-    found = [Job(way, dtype, fuse[0]) for dtype in dtypes for way in models]
-    found += [Job(way, "fp32", fuse[0]) for way in programs]
-    return found + [Job(way, dtypes[0], other) for other in fuse[1:] for way in models]
+    rows = [Job(way, dtype, fuse[0]) for dtype in dtypes for way in models]
+    rows += [Job(way, "fp32", fuse[0]) for way in programs]
+    return rows + [Job(way, dtypes[0], fused_ranks) for fused_ranks in fuse[1:] for way in models]
 
 
 # One rank.
@@ -119,7 +119,7 @@ class Rank:
         self.truth = functools.cache(self._truth)
         self.exact_program = functools.cache(lambda way: self.program(way).truth())
 
-    def found(self, job: Job) -> Found:
+    def row(self, job: Job) -> Found:
         """A row, as this rank has it; a collective."""
         stock, stock_calls = self.stock(job.way, job.dtype)
         with collect() as records:
@@ -269,7 +269,7 @@ def rank_main(rank: int, store: str, backend: str, todo: list[Job], steps: int, 
                 told(f"not run: {', '.join(map(str, todo[len(rights) :]))}")
                 break
             everyone: list[Any] = [None] * RANKS
-            dist.all_gather_object(everyone, me.found(job))
+            dist.all_gather_object(everyone, me.row(job))
             rights.append(right(job, everyone))
             told(line(cells(job, everyone)))
     timed = [way for way in dict.fromkeys(job.way for job in todo) if way in WAYS] if steps and me.gpu else ()
@@ -287,29 +287,29 @@ HEAD = ("way", "model", "dtype", "sizes", "fuse", "regions")
 HEAD += ("error, stock", "error, mixorder", "against stock", "same collectives", "right")
 
 
-def right(job: Job, found: list[Found]) -> bool:
+def right(job: Job, rows: list[Found]) -> bool:
     allowed = ALLOWED[job.dtype]
-    ours, stock = max(f.ours for f in found), max(f.stock for f in found)
+    ours, stock = max(f.ours for f in rows), max(f.stock for f in rows)
     exact = stock < allowed and ours < allowed and (ours < ALLOWED["fp32"] or ours <= WORSE * stock)
-    taken = [f.fused + f.ordered > 0 for f in found]
+    taken = [f.fused + f.ordered > 0 for f in rows]
     fused = all(taken) if job.fuse == "both" else sum(taken) == 1
     in_graph = job.way.startswith("graph:")  # where no rank may fuse if that changes the order
-    return exact and all(f.same_calls and f.calls for f in found) and (fused or in_graph and any(taken))
+    return exact and all(f.same_calls and f.calls for f in rows) and (fused or in_graph and any(taken))
 
 
-def cells(job: Job, found: list[Found]) -> list[str]:
+def cells(job: Job, rows: list[Found]) -> list[str]:
     """A line of the table."""
-    fused = ", ".join(f"{f.fused}" + f" (order: {f.ordered})" * bool(f.ordered) for f in found)
+    fused = ", ".join(f"{f.fused}" + f" (order: {f.ordered})" * bool(f.ordered) for f in rows)
     return [
         job.way,
         "a norm and its MLP" if job.way.startswith("graph:") else "LayerNorm + RMSNorm block",
         job.dtype,
-        ", ".join(f.size for f in found),
+        ", ".join(f.size for f in rows),
         job.fuse,
         fused,
-        *(f"{max(getattr(f, name) for f in found):.1e}" for name in ("stock", "ours", "apart")),
-        f"{'yes' if all(f.same_calls for f in found) else 'NO'}, {found[0].calls}",
-        "yes" if right(job, found) else "NO",
+        *(f"{max(getattr(f, name) for f in rows):.1e}" for name in ("stock", "ours", "difference")),
+        f"{'yes' if all(f.same_calls for f in rows) else 'NO'}, {rows[0].calls}",
+        "yes" if right(job, rows) else "NO",
     ]
 
 

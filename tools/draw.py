@@ -3,7 +3,7 @@
     python tools/draw.py --out draw                             # draws 300 subgraphs, and times them
     python tools/draw.py --subgraphs draw/subgraphs.jsonl.xz --out draw    # times these, or a corpus
     python tools/draw.py --report draw/duels.jsonl --page docs/lab/duels.md   # adds the row; no GPU
-    python tools/draw.py --spellings 200 --out spelled          # drawn spellings beside their bases
+    python tools/draw.py --spellings 200 --out spelled          # drawn spellings versus their bases
     python tools/draw.py --spellings 500 --no-times --tracing 900   # their plans alone; no GPU
     python tools/draw.py --every --no-times --out corpus        # every family in every recipe: a corpus
 
@@ -55,14 +55,14 @@ NAME = re.compile(r"(?:transformers|timm|shallow)/([\w.-]+)|[\"'`]([\w.-]+)[\"'`
 def named() -> set[str]:
     """The names in files of this repository, compressed ones too: what stands behind a package, or in
     quotes."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path in ROOT.rglob("*"):
         inside = path.relative_to(ROOT).parts
         if path.suffix in TEXT and path.is_file() and not any(p.startswith((".", "build")) for p in inside):
             raw = path.read_bytes()
             text = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode(errors="ignore")
-            found.update(one[1] or one[2] for one in NAME.finditer(text))
-    return found
+            names.update(match[1] or match[2] for match in NAME.finditer(text))
+    return names
 
 
 def fresh(draw: Random) -> Iterator[tuple[str, str]]:
@@ -75,11 +75,11 @@ def fresh(draw: Random) -> Iterator[tuple[str, str]]:
     draw.shuffle(texts)
     modules = {module: timm.list_models(module=module) for module in timm.list_modules()}
     while True:
-        found = [f"{texts.pop()}@{round(SEQUENCES * draw.choice(BATCHES))}"] if texts else []
+        models = [f"{texts.pop()}@{round(SEQUENCES * draw.choice(BATCHES))}"] if texts else []
         if left := [name for name in draw.choice([*modules.values()]) if name not in known]:
             known.add(name := draw.choice(left))
-            found.append(f"shallow/{name}@{round(IMAGES * draw.choice(BATCHES))}")
-        yield from ((name, draw.choice(RECIPES)) for name in found)
+            models.append(f"shallow/{name}@{round(IMAGES * draw.choice(BATCHES))}")
+        yield from ((name, draw.choice(RECIPES)) for name in models)
         yield from ((f"programs/{draw.randrange(1 << 31)}", draw.choice(OF_PROGRAMS)) for _ in range(3))
 
 
@@ -105,7 +105,7 @@ def traced(args: argparse.Namespace, draw: Random, path: Path) -> None:
         tasks = ((family, recipe) for family in names() for recipe in dict.fromkeys(RECIPES))
     whole = args.every or args.spellings
     if args.names:
-        tasks = iter([(name, recipe) for name, _, recipe in (one.partition(":") for one in args.names)])
+        tasks = iter([(name, recipe) for name, _, recipe in (spec.partition(":") for spec in args.names)])
     known = set() if whole else {entry.key for entry in load(DATA / "corpus.jsonl.xz")}
     kept: list[Any] = []
     plans: dict[str, tuple[list[str], float]] = {}
@@ -117,7 +117,7 @@ def traced(args: argparse.Namespace, draw: Random, path: Path) -> None:
             if args.spellings and not isinstance(result, Broken) and not result["error"]:
                 plans[family] = result["kernels"], result["us"]
             error = result.how if isinstance(result, Broken) else result["error"]
-            entries = [one for one in map(from_dict, plain) if one.key not in known]
+            entries = [candidate for candidate in map(from_dict, plain) if candidate.key not in known]
             kept += entries if whole else draw.sample(entries, min(EACH, len(entries)))
             print(f"{family} {recipe}: {error or f'{len(entries)} subgraphs'}", file=sys.stderr, flush=True)
             if not whole and len(merged(kept)) >= args.count:
@@ -126,8 +126,8 @@ def traced(args: argparse.Namespace, draw: Random, path: Path) -> None:
         pool.close()
     if args.spellings:
         print(duel_report.planned(plans))
-    found = merged(kept)
-    save(path, found if whole else found[: args.count])
+    subgraphs = merged(kept)
+    save(path, subgraphs if whole else subgraphs[: args.count])
 
 
 # Timing.
@@ -165,8 +165,8 @@ def told(duel: Duel) -> str:
     """A line of progress."""
     if not duel.timed:
         return f"{duel.key[:16]} {duel.status}: {' '.join(duel.message.split())[:200]}"
-    found = f"{duel.key[:16]} {duel.stock.us:.1f} -> {duel.ours.us:.1f} us"
-    return f"{found}, {sum(duel.locked.values()):.2f} s on the GPU, {duel.waited_s:.1f} s waited"
+    times = f"{duel.key[:16]} {duel.stock.us:.1f} -> {duel.ours.us:.1f} us"
+    return f"{times}, {sum(duel.locked.values()):.2f} s on the GPU, {duel.waited_s:.1f} s waited"
 
 
 def added(page: Path, duels: Sequence[Duel]) -> None:

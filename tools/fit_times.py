@@ -49,8 +49,8 @@ def fitted(times: Times, data: Sequence[Sample]) -> Times:
             for change in changes():
                 for f in (factor, 1 / factor):
                     tried = change(times, f)
-                    if (found := error(tried, data)) < best - 1e-6:
-                        times, best = tried, found
+                    if (tried_error := error(tried, data)) < best - 1e-6:
+                        times, best = tried, tried_error
                         break
             if best > before - 1e-5:
                 break
@@ -77,12 +77,12 @@ def left_out(data: Sequence[Sample], folds: int = FOLDS) -> list[tuple[Sample, T
     """Each sample with the numbers fitted to the families of other folds."""
     families = sorted({min(s.families) for s in data})
     fold = {family: i % folds for i, family in enumerate(families)}
-    found = []
+    predictions = []
     for i in range(folds):
         inside = {name for name, number in fold.items() if number == i}
         times = fitted(TIMES, [s for s in data if not s.families & inside])
-        found += [(s, times) for s in data if min(s.families) in inside]
-    return found
+        predictions += [(s, times) for s in data if min(s.families) in inside]
+    return predictions
 
 
 def right(sample: Sample, times: Times) -> bool:
@@ -93,17 +93,17 @@ def right(sample: Sample, times: Times) -> bool:
     return level or (ours < stock) == (sample.ours_us < sample.stock_us)
 
 
-def figures(found: Sequence[tuple[Sample, Times]]) -> list[str]:
+def figures(predictions: Sequence[tuple[Sample, Times]]) -> list[str]:
     """Median and 95th percentile of both errors in percent, and right decisions in percent."""
-    cells = [str(len(found))]
+    cells = [str(len(predictions))]
     for way in range(2):
-        pairs = ((s.predicted(times)[way], (s.stock_us, s.ours_us)[way]) for s, times in found)
+        pairs = ((s.predicted(times)[way], (s.stock_us, s.ours_us)[way]) for s, times in predictions)
         ranked = sorted(abs(p / m - 1) for p, m in pairs)
         cells += [
             f"{100 * statistics.median(ranked):.1f}",
             f"{100 * ranked[int(0.95 * (len(ranked) - 1))]:.1f}",
         ]
-    return [*cells, f"{100 * statistics.mean(right(*one) for one in found):.1f}"]
+    return [*cells, f"{100 * statistics.mean(right(*prediction) for prediction in predictions):.1f}"]
 
 
 def main() -> None:
@@ -127,11 +127,11 @@ def main() -> None:
     print(table(names, rows))
     if args.write:
         stored = json.loads(FILE.read_text())
-        found = stored["times"] | {
+        fitted_times = stored["times"] | {
             name: float(f"{getattr(times, name):.4g}") for name in ("kernel_us", "sum_us")
         }
-        found["share"] = {kind: float(f"{share:.4g}") for kind, share in times.share.items()}
-        FILE.write_text(json.dumps(stored | {"times": found}, indent=2) + "\n")
+        fitted_times["share"] = {kind: float(f"{share:.4g}") for kind, share in times.share.items()}
+        FILE.write_text(json.dumps(stored | {"times": fitted_times}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -58,10 +58,10 @@ def work(task: Task) -> Any:
 def record(task: Task, result: Any) -> dict[str, Any]:
     """A case and its outcome as plain data."""
     program = task.program
-    one: dict[str, Any] = {"seed": task.seed, "dtype": program.dtype, "backward": program.backward}
+    case: dict[str, Any] = {"seed": task.seed, "dtype": program.dtype, "backward": program.backward}
     if isinstance(result, Broken):
-        return one | {"status": result.how, "kind": result.how, "message": f"exit code {result.code}"}
-    return one | dataclasses.asdict(result) | {"message": result.message[:MOST_TOLD]}
+        return case | {"status": result.how, "kind": result.how, "message": f"exit code {result.code}"}
+    return case | dataclasses.asdict(result) | {"message": result.message[:MOST_TOLD]}
 
 
 def tasks(args: argparse.Namespace) -> Iterator[Task]:
@@ -71,10 +71,10 @@ def tasks(args: argparse.Namespace) -> Iterator[Task]:
         yield Task(program, args.device, seed, seed % STOCK_EVERY == 0)
 
 
-def kind_of(one: dict[str, Any]) -> str:
+def kind_of(case: dict[str, Any]) -> str:
     """A key by which failures count as the same: for a crash, the last exception."""
-    kind = f"{one['status']} {one['kind']}"
-    return f"{kind}, {last_raised(one['message'])[:160]}" if one["kind"] == "crash" else kind
+    kind = f"{case['status']} {case['kind']}"
+    return f"{kind}, {last_raised(case['message'])[:160]}" if case["kind"] == "crash" else kind
 
 
 TEST = '''"""Found by tools/fuzz.py from seed {seed}: {kind}.
@@ -118,34 +118,34 @@ def test_file(program: Program, seed: int, kind: str, message: str, device: str)
     )
 
 
-def write_tests(args: argparse.Namespace, found: Sequence[dict[str, Any]]) -> None:
+def write_tests(args: argparse.Namespace, cases: Sequence[dict[str, Any]]) -> None:
     """Write the failures, and the first one of each kind as a test."""
-    failures = [one for one in found if one["status"] in BAD]
+    failures = [case for case in cases if case["status"] in BAD]
     (args.out / "failures.json").write_text(json.dumps(failures, indent=1))
-    first = {kind_of(one): one for one in reversed(failures)}
-    for kind, one in list(first.items())[:KINDS]:
-        program = make(one["seed"], small=args.device == "interpreter")
-        path = args.out / f"test_fuzz_{one['seed']}.py"
-        path.write_text(test_file(program, one["seed"], kind, one["message"], args.device))
-        print(f"\nseed {one['seed']}, {kind}: {path}\n{program.source()}", flush=True)
+    first = {kind_of(case): case for case in reversed(failures)}
+    for kind, case in list(first.items())[:KINDS]:
+        program = make(case["seed"], small=args.device == "interpreter")
+        path = args.out / f"test_fuzz_{case['seed']}.py"
+        path.write_text(test_file(program, case["seed"], kind, case["message"], args.device))
+        print(f"\nseed {case['seed']}, {kind}: {path}\n{program.source()}", flush=True)
 
 
-def scaled(found: Sequence[dict[str, Any]]) -> dict[str, list[list[float]]]:
+def scaled(cases: Sequence[dict[str, Any]]) -> dict[str, list[list[float]]]:
     """By dtype, of mixorder and of stock: relative errors of gradients, in last places of the dtype.
 
     Not of float64: there the reference is no better.
     """
     errors: dict[str, list[list[float]]] = {}
-    for one in found:
-        for pair in one.get("errors", ()) if one["dtype"] != "float64" else ():
-            columns = errors.setdefault(one["dtype"], [[], []])
+    for case in cases:
+        for pair in case.get("errors", ()) if case["dtype"] != "float64" else ():
+            columns = errors.setdefault(case["dtype"], [[], []])
             for column, error in zip(columns, pair, strict=True):
-                column.append(error * 2.0 ** NARROWEST[one["dtype"]])
+                column.append(error * 2.0 ** NARROWEST[case["dtype"]])
     return errors
 
 
 def histogram(errors: dict[str, list[list[float]]]) -> str:
-    """Counts by size of error, as text: a block per dtype, a line per bin, mixorder beside stock."""
+    """Counts by size of error, as text: a block per dtype, a line per bin, mixorder versus stock."""
     lines = []
     for dtype, (ours, stock) in sorted(errors.items()):
         lines.append(f"{dtype}: {len(ours)} gradients; relative error against float64, in last places")
@@ -168,16 +168,16 @@ def _bin(error: float) -> int:
     return math.floor(BINS_PER_DECADE * math.log10(max(error, 1e-3)))
 
 
-def summary(found: Sequence[dict[str, Any]], seconds: float) -> str:
-    statuses = Counter(one["status"] for one in found)
-    regions = sum(one.get("fused", 0) for one in found)
-    with_regions = sum(one.get("fused", 0) > 0 for one in found)
-    declined = Counter(reason for one in found for reason in one.get("declined", ()))
-    ways = Counter(way for one in found for way in one.get("strategies", ()))
-    stock = Counter(one["stock"] for one in found if one.get("stock"))
+def summary(cases: Sequence[dict[str, Any]], seconds: float) -> str:
+    statuses = Counter(case["status"] for case in cases)
+    regions = sum(case.get("fused", 0) for case in cases)
+    with_regions = sum(case.get("fused", 0) > 0 for case in cases)
+    declined = Counter(reason for case in cases for reason in case.get("declined", ()))
+    ways = Counter(way for case in cases for way in case.get("strategies", ()))
+    stock = Counter(case["stock"] for case in cases if case.get("stock"))
     return "\n".join(
         [
-            f"{len(found)} cases in {seconds:.0f} s: " + ", ".join(f"{n} {s}" for s, n in statuses.items()),
+            f"{len(cases)} cases in {seconds:.0f} s: " + ", ".join(f"{n} {s}" for s, n in statuses.items()),
             f"{regions} regions fused, in {with_regions} cases: {dict(ways)}; declined: {dict(declined)}",
             f"stock by the same measure, beside eager alone: {dict(stock) or 'nothing wrong'}",
         ]
@@ -203,27 +203,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.device == "interpreter":
         os.environ["TRITON_INTERPRET"] = "1"  # the processes import Triton before they get an environment
     pool = Pool(args.workers, "fuzz", "work", ENVIRONMENT)
-    found = list[dict[str, Any]]()
+    cases = list[dict[str, Any]]()
     log = args.out / "cases.jsonl"
     log.unlink(missing_ok=True)
     try:
         until = started + args.time_box - min(CASE_LIMIT, args.time_box / 4)
         for task, result in pool.run(tasks(args), CASE_LIMIT, until):
-            found.append(one := record(task, result))
-            append(log, one)
-            if one["status"] in BAD:
-                told = f"{one['status']}, {one['kind']}: {one['message'][:300]}"
-                print(f"seed {one['seed']}: {told}", flush=True)
-            if len(found) % 100 == 0:
-                print(f"{len(found)} cases", flush=True)
+            cases.append(case := record(task, result))
+            append(log, case)
+            if case["status"] in BAD:
+                told = f"{case['status']}, {case['kind']}: {case['message'][:300]}"
+                print(f"seed {case['seed']}: {told}", flush=True)
+            if len(cases) % 100 == 0:
+                print(f"{len(cases)} cases", flush=True)
         seconds = time.monotonic() - started
     finally:
         pool.close()
-    write_tests(args, found)
-    text = f"{summary(found, seconds)}\n\n{histogram(scaled(found))}"
+    write_tests(args, cases)
+    text = f"{summary(cases, seconds)}\n\n{histogram(scaled(cases))}"
     (args.out / "errors.txt").write_text(text)
     print(f"\n{text}")
-    return int(any(one["status"] in BAD for one in found))
+    return int(any(case["status"] in BAD for case in cases))
 
 
 if __name__ == "__main__":

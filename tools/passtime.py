@@ -113,12 +113,12 @@ class Run:
 
 def run_pass(graph: Graph) -> Run:
     graph = copy.deepcopy(graph)
-    with collect() as found:
+    with collect() as collected:
         started = time.perf_counter()
         pipeline.run(graph, OPTIONS)
         ms = 1e3 * (time.perf_counter() - started)
-    records = [r for r in found if isinstance(r, RegionRecord)]
-    return Run(ms, records, len(found) - len(records))
+    records = [r for r in collected if isinstance(r, RegionRecord)]
+    return Run(ms, records, len(collected) - len(records))
 
 
 def pass_row(model: str, layers: int, shape: tuple[int, int, int]) -> list[str]:

@@ -1,6 +1,6 @@
 """Tensors scaled along rows and columns: stock Inductor, mixorder and the limit, on this GPU.
 
-    python tools/quantise.py --out quantise                  # all recipes and sizes, beside eager's bits
+    python tools/quantise.py --out quantise                  # all recipes and sizes, versus eager's bits
     python tools/quantise.py --recipes mx_both --shapes 16384x4096 --schedules 16
     python tools/quantise.py --device cpu                    # in Triton's interpreter, small, nothing timed
     python tools/quantise.py --report quantise/quantise.jsonl --keep fff69f41    # in tools/data/casts.jsonl
@@ -56,8 +56,8 @@ def load(paths: Iterable[Path]) -> list[Any]:
     """The last outcome of each recipe and size."""
     from lab.quantising import Outcome
 
-    found = [Outcome(**known(Outcome, plain)) for plain in read(paths)]
-    return list({one.name: one for one in found}.values())
+    outcomes = [Outcome(**known(Outcome, plain)) for plain in read(paths)]
+    return list({outcome.name: outcome for outcome in outcomes}.values())
 
 
 def told(outcome: Any) -> str:
@@ -66,7 +66,7 @@ def told(outcome: Any) -> str:
         return f"{outcome.name} FAILED: {outcome.message}"
     lines = [f"{outcome.name}, {outcome.seconds:.0f} s: {', '.join(outcome.fused) or 'not fused'}"]
     limit = outcome.us.get("limit", 0.0)
-    for name, us in sorted(outcome.schedules.items(), key=lambda one: one[1]):
+    for name, us in sorted(outcome.schedules.items(), key=lambda entry: entry[1]):
         lines.append(f"    {name}: {us:.1f} us, {100 * limit / us:.1f}%")
     return "\n".join(lines)
 
@@ -76,17 +76,19 @@ def report(outcomes: Sequence[Any]) -> str:
     from support.quantised import RECIPES
 
     rows = []
-    for one in sorted(outcomes, key=lambda o: (o.cols, o.rows, list(RECIPES).index(o.recipe))):
-        recipe = RECIPES[one.recipe]
-        limit = one.us.get("limit", 0.0)
-        shares = [f"{100 * limit / one.us[n]:.1f}" if n in one.us else "-" for n in ("stock", "mixorder")]
-        launches = " -> ".join(str(one.launches.get(n, "-")) for n in ("stock", "mixorder"))
-        off = sum(count for count, _ in one.differing)
-        whole = sum(n for _, n in one.differing)
-        bits = "FAILED" if one.message else "all" if not off else f"all but {off} of {whole}"
+    for outcome in sorted(outcomes, key=lambda o: (o.cols, o.rows, list(RECIPES).index(o.recipe))):
+        recipe = RECIPES[outcome.recipe]
+        limit = outcome.us.get("limit", 0.0)
+        shares = [
+            f"{100 * limit / outcome.us[n]:.1f}" if n in outcome.us else "-" for n in ("stock", "mixorder")
+        ]
+        launches = " -> ".join(str(outcome.launches.get(n, "-")) for n in ("stock", "mixorder"))
+        off = sum(count for count, _ in outcome.differing)
+        whole = sum(n for _, n in outcome.differing)
+        bits = "FAILED" if outcome.message else "all" if not off else f"all but {off} of {whole}"
         bar = "" if recipe.bar is None else str(recipe.bar)
-        size = f"{one.rows}x{one.cols}"
-        rows.append([size, recipe.title, f"{limit:.1f}", *shares, bar, launches, bits, one.chosen])
+        size = f"{outcome.rows}x{outcome.cols}"
+        rows.append([size, recipe.title, f"{limit:.1f}", *shares, bar, launches, bits, outcome.chosen])
     head = [
         "M x N",
         "recipe",
@@ -136,8 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "quantise.md").write_text(text + "\n")
     print(text)
-    for one in outcomes if args.keep else []:
-        append(KEPT, dataclasses.asdict(one) | {"on": of_commit(one.on, args.keep)})
+    for outcome in outcomes if args.keep else []:
+        append(KEPT, dataclasses.asdict(outcome) | {"on": of_commit(outcome.on, args.keep)})
     missing = 0 if args.report else len(args.recipes) * len(args.shapes) - len(outcomes)
     return int(bool(missing) or any(map(is_wrong, outcomes)))
 

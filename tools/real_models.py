@@ -53,15 +53,15 @@ def chosen(args: argparse.Namespace) -> list[tuple[str, str]]:
     from lab.recipes import RECIPES
 
     done = {(match.family, match.recipe) for match in matches.load(args.skip)}
-    own = dict(families.whole())
-    names = args.families or (list(own) if args.train else families.names())
-    recipes = [args.recipes or ([own[n]] if n in own else RECIPES[:-1]) for n in names]
+    whole = dict(families.whole())
+    names = args.families or (list(whole) if args.train else families.names())
+    recipes = [args.recipes or ([whole[n]] if n in whole else RECIPES[:-1]) for n in names]
     every = dict.fromkeys(
         (name, its[(i + turn) % len(its)])
         for turn in range(max(map(len, recipes)))
         for i, (name, its) in enumerate(zip(names, recipes, strict=True))
     )
-    return [one for one in every if one not in done][: args.limit]
+    return [pair for pair in every if pair not in done][: args.limit]
 
 
 def run(args: argparse.Namespace) -> None:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     from lab.whole import Task
 
     exact = not (args.no_errors or args.train)
-    tasks = [Task(*one, args.device, "", exact, args.profile, args.train) for one in chosen(args)]
+    tasks = [Task(*pair, args.device, "", exact, args.profile, args.train) for pair in chosen(args)]
     path, limits = args.out / "models.jsonl", (MODEL_S, TO_FINISH_S)
     measured("lab.whole", tasks, args, path, limits, taken, told, args.threads)
 
@@ -85,9 +85,9 @@ def told(match: Match) -> str:
     """A line of progress."""
     if not match.timed:
         return f"{match.name} {match.status}: {' '.join(match.message.split())[:200]}"
-    found = f"{match.name} {match.stock.step_ms:.2f} -> {match.ours.step_ms:.2f} ms"
+    times = f"{match.name} {match.stock.step_ms:.2f} -> {match.ours.step_ms:.2f} ms"
     locked = ", ".join(f"{name} {seconds:.1f}" for name, seconds in match.locked.items())
-    return f"{found}; {match.seconds:.0f} s, waited {match.waited_s:.0f}; on the GPU: {locked}"
+    return f"{times}; {match.seconds:.0f} s, waited {match.waited_s:.0f}; on the GPU: {locked}"
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -119,18 +119,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not all(path.exists() for path in paths):
         print("no results", file=sys.stderr)
         return 1
-    found = matches.load(paths)
-    text = matches.report(found)
+    results = matches.load(paths)
+    text = matches.report(results)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "models.md").write_text(text + "\n")
-    matches.draw(found, args.out / "models.png")
-    for match in (m for m in found if m.stock.moved or m.ours.moved):
+    matches.draw(results, args.out / "models.png")
+    for match in (m for m in results if m.stock.moved or m.ours.moved):
         name = re.sub(r"[^\w.-]+", "_", match.name)
         (args.out / f"{name}.md").write_text(matches.profile(match) + "\n")
-    for match in found if args.keep else []:
+    for match in results if args.keep else []:
         append(KEPT, dataclasses.asdict(match.brief(args.keep)))
     print(text)
-    return int(any(match.status not in ("ok", "absent") for match in found))
+    return int(any(match.status not in ("ok", "absent") for match in results))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@
     python tools/replay.py --capture                        # traces the whole graphs again
 
 The graphs are the corpus' subgraphs, the casts of `tools/quantise.py`, norms at the sizes of
-`tools/bench.py`, and norms over slabs, each planned for four devices; and whole graphs of models, cases and
-casts (`lab/subgraphs.py`) for one. Planning and code generation are pure functions, so that a refactoring
-changes nothing here, and any other change shows which plans and kernels it reaches. Digests of some are in
-`tests/tools/replay.json`, what becomes of whole graphs is in `tests/tools/outcomes`, and tests compare them.
-Needs no GPU. Exit status: 0, or 1 if something differs.
+`tools/bench.py`, and norms over reduction groups, each planned for four devices; and whole graphs of models,
+cases and casts (`lab/subgraphs.py`) for one. Planning and code generation are pure functions, so that a
+refactoring changes nothing here, and any other change shows which plans and kernels it reaches. Digests of
+some are in `tests/tools/replay.json`, what becomes of whole graphs is in `tests/tools/outcomes`, and tests
+compare them. Needs no GPU. Exit status: 0, or 1 if something differs.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _of_entry(entry: Any) -> Any:
 
     module = entry.module("cpu")
     with FakeTensorMode() as mode:
-        shapes = [(one.hint, one.dtype) for one in entry.inputs]
+        shapes = [(given.hint, given.dtype) for given in entry.inputs]
         inputs = [_empty(*hint, dtype) for hint, dtype in shapes]
         FakeTensorProp(module, mode).propagate_dont_convert_inputs(*inputs)
     return module.graph
@@ -179,13 +179,14 @@ def replay(job: Job) -> Replayed:
     graph = job.make()
     setting = dataclasses.replace(pipeline.setting_in_force(), device=getattr(devices, job.device))
     try:
-        with collect() as ends:
+        with collect() as outcomes:
             records = pipeline.run(graph, Options(interpret=True, strict=True), setting)
     except Exception as error:  # the next graph goes on
         told = f"{type(error).__name__}: {error}"
         return Replayed(job.name, told, "", "", "", outcomes=told)
     told = [
-        f"{e.reason.value}: {e.detail}" if isinstance(e, Decline) else f"{e.space} {e.strategy}" for e in ends
+        f"{e.reason.value}: {e.detail}" if isinstance(e, Decline) else f"{e.space} {e.strategy}"
+        for e in outcomes
     ]
     plans = [str(r.schedule) for r in records]
     kernels = [
@@ -194,7 +195,7 @@ def replay(job: Job) -> Replayed:
     predicted = "\n".join(f"{_rounded(r.expected)}, {r.traffic}" for r in records)
     texts = (*map("\n".join, (told, plans, kernels)), _plain(str(graph)))
     peaks = [r.planning.peak for r in records if r.planning.peak]
-    found = Total(
+    total = Total(
         len(records),
         sum(r.expected.saved_us for r in records),
         sum(r.expected.ours_us for r in records),
@@ -202,9 +203,9 @@ def replay(job: Job) -> Replayed:
         sum(r.expected.launches for r in records),
         peaks[-1][1] - peaks[0][0] if peaks else 0,
     )
-    pairs = zip(ends, told, strict=True)
+    pairs = zip(outcomes, told, strict=True)
     short = "\n".join(_short(end) if isinstance(end, RegionRecord) else text for end, text in pairs)
-    return Replayed(job.name, *texts, predicted, short, dataclasses.asdict(found))
+    return Replayed(job.name, *texts, predicted, short, dataclasses.asdict(total))
 
 
 def _short(record: Any) -> str:
@@ -236,7 +237,7 @@ def write(path: Path, every: int) -> None:
 
 def read(path: Path) -> dict[str, Replayed]:
     with path.open() as lines:
-        return {one.name: one for one in (Replayed(**json.loads(line)) for line in lines)}
+        return {replayed.name: replayed for replayed in (Replayed(**json.loads(line)) for line in lines)}
 
 
 def at(base: str, every: int, folder: Path) -> dict[str, Replayed]:
@@ -244,8 +245,8 @@ def at(base: str, every: int, folder: Path) -> dict[str, Replayed]:
     tree = folder / "tree"
     subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", "--quiet", tree, base], check=True)
     try:
-        own = tree / "tools" / "replay.py"
-        return _run(own if own.exists() else Path(__file__), tree, every, folder / "base.jsonl")
+        script = tree / "tools" / "replay.py"
+        return _run(script if script.exists() else Path(__file__), tree, every, folder / "base.jsonl")
     finally:
         subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", tree], check=True)
 
@@ -263,22 +264,23 @@ def _run(script: Path, tree: Path, every: int, out: Path) -> dict[str, Replayed]
 
 def differences(old: dict[str, Replayed], new: dict[str, Replayed]) -> str:
     """How many graphs differ and in which part, and the first of each part as a diff; empty if none do."""
-    found = {
+    differing = {
         part: [n for n in old.keys() & new.keys() if getattr(old[n], part) != getattr(new[n], part)]
         for part in TOLD
     }
     lines = [f"{len(old.keys() - new.keys())} graphs are gone"] if old.keys() - new.keys() else []
     lines += [
-        f"{part} differs in {len(names)} of {len(new)} graphs" for part, names in found.items() if names
+        f"{part} differs in {len(names)} of {len(new)} graphs" for part, names in differing.items() if names
     ]
-    for part, names in found.items():
+    for part, names in differing.items():
         for name in sorted(names)[:1]:
-            texts = (getattr(one[name], part).splitlines() for one in (old, new))
+            texts = (getattr(replays[name], part).splitlines() for replays in (old, new))
             lines += ["", f"{part} of {name}:", *difflib.unified_diff(*texts, lineterm="", n=2)]
-    ends = Counter(
-        f"{old[n].ends or 'nothing'} -> {new[n].ends or 'nothing'}".replace("\n", "; ") for n in found["ends"]
+    changes = Counter(
+        f"{old[n].ends or 'nothing'} -> {new[n].ends or 'nothing'}".replace("\n", "; ")
+        for n in differing["ends"]
     )
-    return "\n".join([*lines, *(f"{count} times: {change}" for change, count in ends.most_common(20))])
+    return "\n".join([*lines, *(f"{count} times: {change}" for change, count in changes.most_common(20))])
 
 
 # Whole graphs.
@@ -290,20 +292,22 @@ def captured(processes: int) -> int:
     from lab import corpus, families
     from lab.pool import ENVIRONMENT, Broken, Pool
 
-    found: dict[str, Any] = {}
+    all_graphs: dict[str, Any] = {}
     pool = Pool(processes, "lab.harvest_process", "graphs", ENVIRONMENT)
     try:
         for task, result in pool.run(families.replayed(), TRACED_S):
             graphs, error = ({}, result.how) if isinstance(result, Broken) else result
-            found |= graphs
+            all_graphs |= graphs
             if error:
                 print(f"{' '.join(task)}: {error}", file=sys.stderr)
     finally:
         pool.close()
-    jobs = (Job(name, functools.partial(corpus.restored, one), DEVICES[0]) for name, one in found.items())
+    jobs = (
+        Job(name, functools.partial(corpus.restored, graph), DEVICES[0]) for name, graph in all_graphs.items()
+    )
     models = " ".join(families.MODELS.values()).split()
     kept = {job.name for job in jobs if job.name.split(" ")[0] in models or replay(job).ends}
-    corpus.save_graphs(GRAPHS, {name: found[name] for name in sorted(kept)})
+    corpus.save_graphs(GRAPHS, {name: all_graphs[name] for name in sorted(kept)})
     return 0
 
 
@@ -321,15 +325,15 @@ def ablated(rules: Sequence[str], chosen: Sequence[Job], processes: int) -> Iter
     _chosen[:] = chosen  # functions that make graphs cannot be sent
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
         asked = pool.map(_watched, range(len(chosen)), 1)
-        graphs = {rule: [i for i, (_, found) in enumerate(asked) if rule in found] for rule in rules}
+        graphs = {rule: [i for i, (_, answered) in enumerate(asked) if rule in answered] for rule in rules}
         columns = ("rule", "asked", "other graphs", "regions", "saved us", "us", "MB", "launches", "peak MB")
         yield f"{len(chosen)} graphs: {_told(_sum([old.total for old, _ in asked]))}\n\n{head(columns)}"
-        rest = pool.imap(_without, [(rule, i) for rule, found in graphs.items() for i in found])
-        for rule, found in graphs.items():
-            tried = [(asked[i][0], next(rest)) for i in found]
-            others = [(old, new) for old, new in tried if old.digest != new.digest]
-            change = _sum([new.total for _, new in others], [old.total for old, _ in others])
-            yield line([rule, str(len(found)), str(len(others)), *_numbers(change)])
+        rest = pool.imap(_without, [(rule, i) for rule, numbers in graphs.items() for i in numbers])
+        for rule, numbers in graphs.items():
+            tried = [(asked[i][0], next(rest)) for i in numbers]
+            changed = [(old, new) for old, new in tried if old.digest != new.digest]
+            change = _sum([new.total for _, new in changed], [old.total for old, _ in changed])
+            yield line([rule, str(len(numbers)), str(len(changed)), *_numbers(change)])
 
 
 _chosen: list[Job] = []
@@ -351,8 +355,8 @@ def _without(task: tuple[str, int]) -> Replayed:
 
 
 def _sum(totals: Sequence[dict[str, Any]], less: Sequence[dict[str, Any]] = ()) -> Total:
-    found = {f.name: sum(t.get(f.name, 0) for t in totals) for f in dataclasses.fields(Total)}
-    return Total(**{name: n - sum(t.get(name, 0) for t in less) for name, n in found.items()})
+    sums = {f.name: sum(t.get(f.name, 0) for t in totals) for f in dataclasses.fields(Total)}
+    return Total(**{name: n - sum(t.get(name, 0) for t in less) for name, n in sums.items()})
 
 
 def _numbers(total: Total) -> list[str]:

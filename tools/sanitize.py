@@ -86,9 +86,9 @@ class Report:
 
 def find_sanitizer() -> Path | None:
     """The path of compute-sanitizer; None if there is none."""
-    found = shutil.which("compute-sanitizer")
-    if found is not None:
-        return Path(found)
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is not None:
+        return Path(sanitizer)
     roots = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
     for root in filter(None, roots):
         for folder in ("bin", "compute-sanitizer"):
@@ -110,9 +110,9 @@ def default_jobs() -> list[Job]:
     norms = [
         Job(name, sizes, dtype) for name in NORMS for sizes in NORM_SIZES for dtype in ("bfloat16", "float32")
     ]
-    others = [Job(name, "13x12288", "float64") for name in NORMS]
+    wide = [Job(name, "13x12288", "float64") for name in NORMS]
     symbolic = [Job(name, sizes, dynamic=True) for name in NORMS for sizes in ("131x1001", "7x16400")]
-    return family + norms + others + symbolic
+    return family + norms + wide + symbolic
 
 
 def products_on_the_host() -> None:
@@ -123,8 +123,8 @@ def products_on_the_host() -> None:
     def moved(product: Callable[..., Any]) -> Callable[..., Any]:
         def on_the_host(*args: Any, out: Any = None, **kwargs: Any) -> Any:
             here = next(a for a in args if isinstance(a, torch.Tensor))
-            found = product(*(a.cpu().float() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
-            return found.to(here.device, here.dtype) if out is None else out.copy_(found)
+            result = product(*(a.cpu().float() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+            return result.to(here.device, here.dtype) if out is None else out.copy_(result)
 
         return on_the_host
 
@@ -193,12 +193,12 @@ def swept(
     """Run one tool over all parts at the same time. A part may then time out, or fail without an error in a
     kernel. Each job of such a part is checked again alone."""
     futures = [pool.submit(check, part, str(i), FIRST_PORT + 20 * i) for i, part in enumerate(parts)]
-    found = [future.result() for future in futures]
+    reports = [future.result() for future in futures]
     for i, part in enumerate(parts):
-        if found[i].ended and len(parts) > 1:
+        if reports[i].ended and len(parts) > 1:
             alone = (check([job], f"{i}-{j}", FIRST_PORT) for j, job in enumerate(part))
-            found[i] = sum(alone, dataclasses.replace(found[i], ended=""))
-    return sum(found, Report())
+            reports[i] = sum(alone, dataclasses.replace(reports[i], ended=""))
+    return sum(reports, Report())
 
 
 def parsed_log(text: str) -> Report:

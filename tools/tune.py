@@ -78,9 +78,9 @@ def main() -> None:
         if time.monotonic() > until:
             break
         print(f"[{target.name}]", file=sys.stderr, flush=True)
-        found, both[target.name] = tune(target, args.candidates, args.reps)
-        print(report(found, args.best), flush=True)
-        append(args.out, meta() | dataclasses.asdict(found))
+        measured, both[target.name] = tune(target, args.candidates, args.reps)
+        print(report(measured, args.best), flush=True)
+        append(args.out, meta() | dataclasses.asdict(measured))
     print(f"\n{regrets(both)}")
 
 

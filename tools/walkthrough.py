@@ -36,7 +36,7 @@ FX graph of forward and backward together
 FX graph of forward or backward, after Inductor's own passes
    |
    |  sizes          symbolic sizes are read from the graph's inputs, not from intermediate tensors
-   |  spell          a maximum of all elements, a packed byte, or a reduction of a transposed tensor becomes a
+   |  canonicalise   a maximum of all elements, a packed byte, or a reduction of a transposed tensor becomes a
    |                 reduction that a region can take
    |  find, grow     inner and outer reductions of the same elements, and the pointwise operators around them
    v                 -> Region, or Decline with a reason
@@ -49,13 +49,13 @@ FX graph of forward or backward, after Inductor's own passes
    |  same_bits      cheaper instructions with the same results, such as functions without branches
    |  reorder        statements in order; what does not depend on rows comes before their loop
    v  fma            -> LoopProgram:  for row: for col: both; in fp32, dx by fused multiply-adds
-   |  transform      by the first strategy that accepts the program, or the faster one for slabs:
+   |  transform      by the first strategy that accepts the program, or the faster one for reduction groups:
    |                   blocks        no reduction along rows: a program has a block of the columns
    |                   persistent    a program holds a row from its first reduction to its last
    |                   cooperative   several programs share a row, and exchange partial reductions
    |                   short sums    as persistent, with few rows per program: sums need fewer registers
-   |                   slabs         sums over slabs: three kernels
-   |                   whole slabs   slabs that fit a program: one kernel, and one for sums over several slabs
+   |                   two-pass      sums over reduction groups: three kernels
+   |                   whole groups  groups that fit a program: one kernel, and one for sums over several
    |                   tile          reductions over blocks only: a program has whole blocks
    |  facts          bytes, registers and instructions for each element
    |  schedule       rows per tile, programs, warps, pipeline stages
@@ -69,7 +69,7 @@ FX graph of forward or backward, after Inductor's own passes
    |  codegen        main kernel and finalisation
    v                 -> Triton source
    |  rewrite        launches replace the region, all or nothing
-   |  spell          reductions that no region has taken become the original operators again
+   |  canonicalise   reductions that no region has taken become the original operators again
    v
 FX graph with kernel launches, mostly two, in place of the region; Inductor carries on
 ```
@@ -184,9 +184,9 @@ def dumped() -> list[tuple[str, str]]:
         report = mixorder.explain(model, options=options)(x)
         assert len(report.regions) == 1, report
         files = sorted(Path(folder).glob("*/region0/*"))
-        found = [(path.name.partition("_")[2], plain(path.read_text())) for path in files]
-    assert [name for name, _ in found] == list(STAGES), [name for name, _ in found]
-    return found
+        texts = [(path.name.partition("_")[2], plain(path.read_text())) for path in files]
+    assert [name for name, _ in texts] == list(STAGES), [name for name, _ in texts]
+    return texts
 
 
 def plain(text: str) -> str:

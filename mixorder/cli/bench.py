@@ -1,4 +1,4 @@
-"""`python -m mixorder bench package.module:factory`: a model's step, stock beside mixorder, on a GPU.
+"""`python -m mixorder bench package.module:factory`: a model's step, stock versus mixorder, on a GPU.
 
 Exit status: 0; 1 if the gradients differ; 2 on bad arguments or without a GPU.
 """
@@ -192,7 +192,7 @@ def _longer(way: Way, stock: Way) -> str:
     return f"{way.name} - stock: {share}, quartiles {low:+.3f} to {high:+.3f}{spread}"
 
 
-def beside_predicted(example: Example, options: dict[str, Any], dynamic: bool | None, saved_us: float) -> str:
+def versus_predicted(example: Example, options: dict[str, Any], dynamic: bool | None, saved_us: float) -> str:
     """The table of a model without and with mixorder, and what a step was predicted to save."""
     ours = Way("mixorder", {"mixorder": True, **options}, dynamic)
     ways = [Way("stock", {"mixorder": False}, dynamic), ours]

@@ -1,4 +1,4 @@
-"""`python -m mixorder explain ... --check`: a model's gradients by mixorder beside stock Inductor's."""
+"""`python -m mixorder explain ... --check`: a model's gradients by mixorder versus stock Inductor's."""
 
 from __future__ import annotations
 
@@ -40,44 +40,44 @@ def _compiler(
     return functools.partial(torch.compile, backend=backend, dynamic=dynamic)
 
 
-def text(found: Checked) -> str:
+def text(result: Checked) -> str:
     """The worst gradients, and the verdict."""
     from mixorder.inspection.table import filled, table
 
     rows = [["gradient of, or result", "dtype", "shape", "stock", "mixorder", "allowed"]]
-    for one in found.compared[:SHOWN]:
-        shape = " x ".join(map(str, one.shape)) or "a number"
-        errors = [f"{error:.1e}" for error in (one.stock, one.ours, one.allowed)]
-        rows.append([one.name, one.dtype, shape, *errors])
-    more = len(found.compared) - SHOWN
+    for compared in result.compared[:SHOWN]:
+        shape = " x ".join(map(str, compared.shape)) or "a number"
+        errors = [f"{error:.1e}" for error in (compared.stock, compared.ours, compared.allowed)]
+        rows.append([compared.name, compared.dtype, shape, *errors])
+    more = len(result.compared) - SHOWN
     lines = [
-        filled(f"Errors of gradients and results: ||g - ref|| / ||ref||, ref from {found.reference}."),
+        filled(f"Errors of gradients and results: ||g - ref|| / ||ref||, ref from {result.reference}."),
         "stock: Inductor without mixorder.",
         "allowed: the largest error of mixorder's that counts as rounding.",
         filled("The first row is the worst: its error is the largest, compared with what is allowed."),
         table(rows),
         *([f"  and {more} more"] if more > 0 else []),
-        *(filled(f"note: {note}") for note in found.notes),
-        filled(verdict(found)),
+        *(filled(f"note: {note}") for note in result.notes),
+        filled(verdict(result)),
     ]
     return "\n".join(lines)
 
 
-def verdict(found: Checked) -> str:
+def verdict(result: Checked) -> str:
     """One line."""
-    regions = ("1 region" if found.regions == 1 else f"{found.regions} regions") + " fused"
-    wrong = [one.name for one in found.compared if one.wrong]
+    regions = ("1 region" if result.regions == 1 else f"{result.regions} regions") + " fused"
+    wrong = [compared.name for compared in result.compared if compared.wrong]
     if wrong:
         of = ", ".join(wrong[:5])
         return f"FAILED: rounding does not explain the errors of {of} ({len(wrong)} in all; {regions})."
-    if not found.regions:
+    if not result.regions:
         return (
             "FAILED: nothing was fused, so nothing was checked (--min-numel 0 fuses small tensors as well)."
         )
-    same = "as exact as stock's" if found.reference != "stock" else "stock's, up to rounding"
-    return f"OK: all {len(found.compared)} are {same} ({regions})."
+    same = "as exact as stock's" if result.reference != "stock" else "stock's, up to rounding"
+    return f"OK: all {len(result.compared)} are {same} ({regions})."
 
 
-def status(found: Checked) -> int:
+def status(result: Checked) -> int:
     """0 if something was fused and all errors are explained, else 1."""
-    return int(not found.regions or any(one.wrong for one in found.compared))
+    return int(not result.regions or any(compared.wrong for compared in result.compared))

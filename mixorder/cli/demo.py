@@ -59,10 +59,10 @@ def main(argv: Sequence[str]) -> int:
         texts = dict.fromkeys(kernel.text for region in report.regions for kernel in region.kernels)
         print("\nKernels", *texts, sep="\n\n")
     if on_gpu:
-        print("", bench.beside_predicted(model, options, None, report.totals.saved_us), sep="\n", flush=True)
-    found = check.checked(model, options, None, on_gpu)
-    print("", check.text(found), sep="\n")
-    return check.status(found)
+        print("", bench.versus_predicted(model, options, None, report.totals.saved_us), sep="\n", flush=True)
+    result = check.checked(model, options, None, on_gpu)
+    print("", check.text(result), sep="\n")
+    return check.status(result)
 
 
 def _parser() -> Parser:

@@ -62,10 +62,10 @@ def main(argv: Sequence[str]) -> int:
 
 def conclusion(findings: Sequence[Finding]) -> str:
     """A line that sums up the findings of all checks."""
-    found = [finding.status for finding in findings]
-    if FAILED in found:
+    statuses = [finding.status for finding in findings]
+    if FAILED in statuses:
         return "Something is wrong: see FAILED above."
-    told = "Nothing has failed. Read the notes above." if NOTE in found else "All is well."
+    told = "Nothing has failed. Read the notes above." if NOTE in statuses else "All is well."
     return f"{told} Use it: {USE}"
 
 
@@ -74,30 +74,30 @@ def conclusion(findings: Sequence[Finding]) -> str:
 
 def torch_version() -> Finding:
     try:
-        found = metadata.version("torch")
+        version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return Finding(FAILED, "torch is not installed", "Install it as https://pytorch.org says.")
-    if versions.older(found, versions.OLDEST):
-        return Finding(FAILED, f"torch {found}", f"mixorder needs torch {versions.OLDEST} or newer.")
-    if versions.older(versions.NEWEST, found):
+    if versions.older(version, versions.OLDEST):
+        return Finding(FAILED, f"torch {version}", f"mixorder needs torch {versions.OLDEST} or newer.")
+    if versions.older(versions.NEWEST, version):
         remedy = f"The newest that mixorder was tested with is {versions.NEWEST}."
-        return Finding(NOTE, f"torch {found}", remedy)
-    return Finding(OK, f"torch {found}")
+        return Finding(NOTE, f"torch {version}", remedy)
+    return Finding(OK, f"torch {version}")
 
 
 def triton_version() -> Finding:
     torch = metadata.version("torch")
     tested, command = versions.TESTED.get(versions.release(torch)), versions.install_triton(torch)
     try:
-        found: str = importlib.import_module("triton").__version__  # the package has several names
+        version: str = importlib.import_module("triton").__version__  # the package has several names
     except ImportError:
         return Finding(
             FAILED, "triton is not installed", f"{command} (CPU builds of torch do not include it)."
         )
-    if tested and versions.release(found) != versions.release(tested):
+    if tested and versions.release(version) != versions.release(tested):
         remedy = f"torch {versions.release(torch)} is built against, and tested with, {tested}: {command}."
-        return Finding(NOTE, f"triton {found}", remedy)
-    return Finding(OK, f"triton {found}")
+        return Finding(NOTE, f"triton {version}", remedy)
+    return Finding(OK, f"triton {version}")
 
 
 # The plugin.
@@ -131,17 +131,17 @@ def switched_on() -> Finding:
     from mixorder.options import Options, switched_off, understood, variables
 
     (switch,) = (option for option in fields(Options) if option.name == "enabled")
-    found = variables(switch)
-    said = ", ".join(f"{name}={value!r}" for name, value in found) or "no variable is set"
-    strange = [name for name, value in found if understood(value) is None]
+    settings = variables(switch)
+    said = ", ".join(f"{name}={value!r}" for name, value in settings) or "no variable is set"
+    strange = [name for name, value in settings if understood(value) is None]
     if strange:
         return Finding(NOTE, f"not understood: {said}", f"Set {', '.join(strange)} to 1 or 0.")
-    why = f"({said})" if len(found) < 2 else f"({said}, {found[0][0]} decides)"
+    why = f"({said})" if len(settings) < 2 else f"({said}, {settings[0][0]} decides)"
     if switched_off():
         return Finding(NOTE, f"off, whatever options say {why}", "Unset MIXORDER, or set it to 1.")
     if Options.current().enabled:
         return Finding(OK, f"on for every compile that does not say otherwise {why}")
-    status = NOTE if found else OK
+    status = NOTE if settings else OK
     return Finding(status, f"off, except where options say otherwise {why}", f"{USE}, or MIXORDER=1.")
 
 

@@ -43,7 +43,7 @@ examples:
   python -m mixorder explain train:factory --kernel 0        the Triton source of region 0
   python -m mixorder explain train:factory --min-numel 0     whatever the size
   python -m mixorder explain train:factory --time            on a GPU: a step without and with mixorder
-  python -m mixorder explain train:factory --check           every gradient beside Inductor's and float64"""
+  python -m mixorder explain train:factory --check           every gradient versus Inductor's and float64"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,14 +79,14 @@ def main(argv: Sequence[str]) -> int:
     if args.html:
         print(f"Written: {report.html(args.html)}", file=sys.stderr)
     if args.time:
-        print("", bench.beside_predicted(example, options, dynamic, report.totals.saved_us), sep="\n")
+        print("", bench.versus_predicted(example, options, dynamic, report.totals.saved_us), sep="\n")
     if args.check:
         try:
-            found = check.checked(example, options, dynamic, device == "cuda")
+            result = check.checked(example, options, dynamic, device == "cuda")
         except CannotExplain as error:
             parser.error(str(error))
-        print("", check.text(found), sep="\n")
-        return check.status(found)
+        print("", check.text(result), sep="\n")
+        return check.status(result)
     return 0 if report.regions else 1
 
 
@@ -104,9 +104,9 @@ def report_of(parser: Parser, example: Example, options: dict[str, int], dynamic
     except Exception as error:
         try:
             function(*inputs, **named)
-        except Exception as own:
+        except Exception as stock_error:
             hint = "" if inputs or named else " (the factory gave a model and no inputs)"
-            parser.error(f"the model fails without mixorder as well: {in_a_line(own)}{hint}")
+            parser.error(f"the model fails without mixorder as well: {in_a_line(stock_error)}{hint}")
         raise error
 
 
@@ -131,8 +131,8 @@ def _seen(graph: GraphRecord) -> None:
 
     misses = sum(isinstance(record, Decline) for record in graph.records)
     fused = len(graph.records) - misses
-    found = f"{graph.num_nodes} nodes, {fused} fused, {misses} near {'miss' if misses == 1 else 'misses'}"
-    print(f"  {graph.kind}: {found}", file=sys.stderr, flush=True)
+    summary = f"{graph.num_nodes} nodes, {fused} fused, {misses} near {'miss' if misses == 1 else 'misses'}"
+    print(f"  {graph.kind}: {summary}", file=sys.stderr, flush=True)
 
 
 def _parser() -> Parser:

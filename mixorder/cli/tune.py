@@ -43,10 +43,10 @@ def main(argv: Sequence[str]) -> int:
     with without_autograd_cache(), collect() as records:
         step_of(example, {"mixorder": True, "mixorder_autotune": True})()
         torch.cuda.synchronize()
-    found = [record for record in records if isinstance(record, RegionRecord)]
+    regions = [record for record in records if isinstance(record, RegionRecord)]
     left = [r for r in records if isinstance(r, Decline) and r.reason is DeclineReason.SLOWER]
-    print("\n".join([text(found), *(f"Left to Inductor: {decline.detail}" for decline in left)]))
-    return 0 if any(record.planning.tuning for record in found) or left else 1
+    print("\n".join([text(regions), *(f"Left to Inductor: {decline.detail}" for decline in left)]))
+    return 0 if any(record.planning.tuning for record in regions) or left else 1
 
 
 def text(records: Sequence[RegionRecord]) -> str:
@@ -58,7 +58,7 @@ def text(records: Sequence[RegionRecord]) -> str:
         tuned = str(record.planning.tuning or "not tuned")
         rows.append([record.name, source([record]), str(record.space), schedule_of(record), tuned])
     before, after = (
-        sum(getattr(one, name) for record in records if (one := record.planning.tuning))
+        sum(getattr(tuning, name) for record in records if (tuning := record.planning.tuning))
         for name in ("heuristic_us", "best_us")
     )
     return f"{table(rows)}\n\n{len(records)} regions: {before:.1f} -> {after:.1f} us"

@@ -36,8 +36,8 @@ def inline(
 
 def mark_of(text: str) -> str | None:
     """The mark of assembly text; None if it has none."""
-    found = re.match(rf"{{ \.reg \.b32 {_MARK}(\w+);", text)
-    return found and found[1]
+    match = re.match(rf"{{ \.reg \.b32 {_MARK}(\w+);", text)
+    return match and match[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ from ..ir.reductions import AMAX
 from ..schedule.plan import Plan
 from ..transform.cooperative import MAILBOX, slots_of
 from .exchange import POLLS, Record, carried, word
-from .exchange_phases import floating, groups_of, without_effect
+from .exchange_phases import floating, record_groups, without_effect
 from .programmatic_launch import PROGRAM
 from .source import KernelSource
 from .writer import TileDim, Writer, filler, of_rows
@@ -49,7 +49,7 @@ def cooperative_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSo
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
+class _CarriedValue:
     """A carried value: its name in the kernel, and as what it stays in registers. `raw`: as it was loaded."""
 
     name: str
@@ -63,11 +63,11 @@ class _CooperativeKernel:
     def __init__(self, program: LoopProgram, plan: Plan) -> None:
         self.program, self.plan, self.nest = program, plan, program.nests[0]
         row, last = program.tile_axes
-        self.phase = program.phase if plan.period > 1 else None
+        self.alignment = program.alignment if plan.period > 1 else None
         self.step = plan.splits // plan.period
         self.ragged = row.size % (plan.tile_rows * plan.period) != 0
         x = of_rows(row, masked=True)
-        full = plan.group * plan.lanes == last.size and self.phase is None
+        full = plan.group * plan.lanes == last.size and self.alignment is None
         y = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full)
         self.x, self.y = x, y
         self.writer = _CooperativeWriter(program, self.nest, (x, y), plan.splits)
@@ -75,23 +75,23 @@ class _CooperativeKernel:
         body = self.nest.body
         end = next((i for i, s in enumerate(body) if isinstance(s, Exchange)), len(body))
         self.first, self.second = body[:end], body[end + 1 :]
-        self.groups = groups_of([s for s in body if isinstance(s, Reduce)], plan.group)
+        self.groups = record_groups([s for s in body if isinstance(s, Reduce)], plan.group)
         self.exchanged = [r for group in self.groups for r in group]
         self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
-        self.writer.held = self._held()
+        self.writer.carried_values = self._carried_values()
         if not self.ragged and not self.exchanged:
             self.writer.idle = set(self.accumulators)
 
     def written(self, label: str) -> KernelSource:
         plan, writer, code = self.plan, self.writer, self.code
         writer.begin_main(plan)
-        own = "own" if self.exchanged else "part"
-        code.writeline(f"{own} = {PROGRAM} % {plan.group}")
-        code.writeline(f"{SPLIT_SYMBOL} = {writer.widened(PROGRAM, SPLIT_SYMBOL)} // {plan.group}")
-        if self.phase is None:
+        member = "own" if self.exchanged else "part"
+        code.writeline(f"{member} = {PROGRAM} % {plan.group}")
+        code.writeline(f"{SPLIT_SYMBOL} = {writer.to_index_width(PROGRAM, SPLIT_SYMBOL)} // {plan.group}")
+        if self.alignment is None:
             code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
         else:
-            writer.shift(self.phase)
+            writer.shift(self.alignment)
             code.writeline(f"begin = {SPLIT_SYMBOL} // {plan.period}")
             code.writeline(f"tiles = tl.cdiv(tl.cdiv({self.x.extent}, {plan.period}), XBLOCK)")
         if self.exchanged:
@@ -136,11 +136,11 @@ class _CooperativeKernel:
     def columns(self) -> None:
         """The columns of the part, and the mask of the lanes that have one."""
         cols, y = self.plan.walk[-1].part, self.y
-        if self.phase is not None:
+        if self.alignment is not None:
             self.code.writeline(f"end = tl.minimum(part * {cols} + {cols}, {y.extent})")
             self.writer.shifted_columns(f"part * {cols}", "end")
             return
-        lanes = self.writer.widened("tl.arange(0, R0_BLOCK)[None, :]", y.symbol)
+        lanes = self.writer.to_index_width("tl.arange(0, R0_BLOCK)[None, :]", y.symbol)
         self.code.writeline(f"{y.symbol} = part * {cols} + {lanes}")
         if y.masked:
             inside = f"{y.symbol} < {y.extent}"
@@ -159,24 +159,24 @@ class _CooperativeKernel:
         """The rows of the tile that a phase works on in this iteration."""
         tile = self.tile_of() if late else "tile"
         x = self.x
-        if self.phase is None:
+        if self.alignment is None:
             self.code.writeline(f"{x.symbol} = {self.writer.tile_rows(f'({tile})')}")
         else:
             self.writer.shifted_rows(tile)
         before = f"({x.symbol} >= 0) & " if late else ""
         self.code.writeline(f"{x.mask} = {before}({x.symbol} < {x.extent})")
 
-    def tile_of(self, ahead: int = 0) -> str:
+    def tile_of(self, later: int = 0) -> str:
         """Triton text: the tile that the second phase works on in this iteration, or so many later."""
-        late = (self.plan.lag - ahead) * self.step
+        late = (self.plan.lag - later) * self.step
         return f"tile - {late}" if late else "tile"
 
     def record(self, group: int, row: int, tile: str) -> str:
         """Triton text: the address of the record of a row of a tile, clamped to the existing tiles."""
         tile = f"tl.maximum(tl.minimum({tile}, tiles - 1), 0)"
-        row_of = f"({self.writer.widened(tile, MAILBOX)} * XBLOCK + {row})"
-        if self.phase is not None:
-            row_of = f"({row_of} * {self.phase.period} + first)"
+        row_of = f"({self.writer.to_index_width(tile, MAILBOX)} * XBLOCK + {row})"
+        if self.alignment is not None:
+            row_of = f"({row_of} * {self.alignment.period} + first)"
         slots = slots_of(self.plan.group)
         first = self.exchanged.index(self.groups[group][0])
         return f"{self.writer.pointer(MAILBOX)} + ({row_of} * {len(self.exchanged)} + {first}) * {slots}"
@@ -184,10 +184,10 @@ class _CooperativeKernel:
     # The loop.
 
     def main_loop(self) -> None:
-        lag, code, held = self.plan.lag, self.code, self.writer.held
-        for one in held.values():
+        lag, code, carried_values = self.plan.lag, self.code, self.writer.carried_values
+        for carry in carried_values.values():
             for i in range(1, lag + 1):
-                code.writeline(f"{one.name}_{i} = tl.zeros([{one.shape}], {one.triton_dtype})")
+                code.writeline(f"{carry.name}_{i} = tl.zeros([{carry.shape}], {carry.triton_dtype})")
         if self.exchanged:
             code.writeline("missed1 = tl.full([], 0, tl.int32)")
         for group in range(len(self.groups)):
@@ -210,11 +210,11 @@ class _CooperativeKernel:
                 self.rows(late=True)
                 # Masks, no branch: H200, RMSNorm 16384x16384 bf16: 76% of the limit with a branch, 91% so.
                 self.run(self.second)
-            for value, one in held.items():
+            for value, carry in carried_values.items():
                 for i in range(lag, 1, -1):
-                    moved = carried(f"{one.name}_{i - 1}", one.dtype.itemsize * 8, one.triton_dtype)
-                    code.writeline(f"{one.name}_{i} = {moved}")
-                code.writeline(f"{one.name}_1 = {self.newest(value, one)}")
+                    moved = carried(f"{carry.name}_{i - 1}", carry.dtype.itemsize * 8, carry.triton_dtype)
+                    code.writeline(f"{carry.name}_{i} = {moved}")
+                code.writeline(f"{carry.name}_1 = {self.newest(value, carry)}")
 
     def loads(self, phase: Sequence[Statement]) -> None:
         for stmt in phase:
@@ -251,7 +251,7 @@ class _CooperativeKernel:
                 values = [f"total1_{g}_{row}[{i + 1}]" for row in rows]
                 self.writer.ops.define(_column(values), reduce.dtype, reduce.name)
             for row in rows:
-                code.writeline(f"{_seen(g, row)} = " + self.peek(g, row, self.tile_of(ahead=1)))
+                code.writeline(f"{_seen(g, row)} = " + self.peek(g, row, self.tile_of(later=1)))
 
     def peek(self, g: int, row: int, tile: str) -> str:
         group = self.groups[g]
@@ -259,36 +259,42 @@ class _CooperativeKernel:
 
     # Values that are carried from the first phase to the second.
 
-    def _held(self) -> dict[str, _Held]:
+    def _carried_values(self) -> dict[str, _CarriedValue]:
         """The values that are carried, by their names."""
         names = [s.value.name for s in self.nest.body if isinstance(s, Carry)]
         loads = {s.name: s for s in self.nest.body if isinstance(s, Load)}
-        return {name: self.held(f"held{i}", loads[name]) for i, name in enumerate(names)}
+        return {name: self.carried_value(f"held{i}", loads[name]) for i, name in enumerate(names)}
 
-    def held(self, name: str, value: Load) -> _Held:
+    def carried_value(self, name: str, value: Load) -> _CarriedValue:
         varies = self.writer.deps[value.name]
         if len(varies) == 2:  # few values per row gain nothing
-            own = self.program.buffer(value.buffer).dtype
-            if own in _CARRIED_RAW:
-                return _Held(name, own, _CARRIED_RAW[own], self.writer.shape(varies), raw=True)
+            stored_dtype = self.program.buffer(value.buffer).dtype
+            if stored_dtype in _CARRIED_RAW:
+                return _CarriedValue(
+                    name, stored_dtype, _CARRIED_RAW[stored_dtype], self.writer.shape(varies), raw=True
+                )
         dtype = torch.int8 if value.dtype == torch.bool else value.dtype
         if len(varies) < 2 and not dtype.is_floating_point and dtype.itemsize < 4:
             dtype = torch.int32  # a tile has too few rows to fill a register with their elements
-        return _Held(name, dtype, triton_compute_type(dtype), self.writer.shape(varies))
+        return _CarriedValue(name, dtype, triton_compute_type(dtype), self.writer.shape(varies))
 
-    def newest(self, value: str, held: _Held) -> str:
+    def newest(self, value: str, carried_value: _CarriedValue) -> str:
         """Triton text: a value of this iteration, as it is carried."""
-        if held.raw:
-            return f"{held.name}_raw"
+        if carried_value.raw:
+            return f"{carried_value.name}_raw"
         variable = self.writer.ops.variables[value]
-        return str(variable) if held.dtype == variable.dtype else f"{variable}.to({held.triton_dtype})"
+        return (
+            str(variable)
+            if carried_value.dtype == variable.dtype
+            else f"{variable}.to({carried_value.triton_dtype})"
+        )
 
     def carry(self, stmt: Carry) -> None:
-        held = self.writer.held[stmt.value.name]
-        text = f"{held.name}_{self.plan.lag}"
+        carried_value = self.writer.carried_values[stmt.value.name]
+        text = f"{carried_value.name}_{self.plan.lag}"
         if stmt.dtype == torch.bool:
             text = f"({text} != 0)"
-        elif held.dtype != stmt.dtype:
+        elif carried_value.dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
         self.writer.ops.define(text, stmt.dtype, stmt.name)
 
@@ -300,7 +306,7 @@ class _CooperativeWriter(Writer):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.held: dict[str, _Held] = {}  # by the names of the values
+        self.carried_values: dict[str, _CarriedValue] = {}  # by the names of the values
         # Accumulations that add zero where there is no row, if there are such places at all.
         self.idle = without_effect(self.nest, self.dims[0].symbol)
         self.floating = floating(self.nest, self.dims[1].symbol)
@@ -319,9 +325,9 @@ class _CooperativeWriter(Writer):
         return f"{mask} & {MINE}" if mask else MINE
 
     def loaded(self, stmt: Load, text: str) -> str:
-        if stmt.name not in self.held or not self.held[stmt.name].raw:
+        if stmt.name not in self.carried_values or not self.carried_values[stmt.name].raw:
             return text
-        name = f"{self.held[stmt.name].name}_raw"
+        name = f"{self.carried_values[stmt.name].name}_raw"
         self.code.writeline(f"{name} = {text}")
         return name
 
@@ -341,7 +347,7 @@ class _CooperativeWriter(Writer):
         highest = self.combined(AMAX, before, self.reduced_along(AMAX, dtype, value, 0, 2), dtype)
         highest = str(self.ops.define(highest, dtype))
         base = self.ops.define(f"tl.where({highest} == float('-inf'), 0.0, {highest})", dtype)
-        scale, terms = (self.exponential(f"({one} - {base})", dtype) for one in (before, value))
+        scale, terms = (self.exponential(f"({exponent} - {base})", dtype) for exponent in (before, value))
         total = self.reduced_along(stmt.kind, dtype, str(terms), 0, 2)
         self.code.writeline(f"{acc} = {acc} * {scale} + {total}")
 

@@ -4,7 +4,7 @@ A row has a record of 32-bit slots in the mailbox, one per reduction and part, w
 program stores its slot, and later reads the others. A slot is written by one store, so no fence is needed.
 
 A read waits behind all other loads that the program has in flight, so it has two steps: `peek` issues it one
-tile early; `total` uses the result, and reads again while a slot is empty (H200, RMSNorm 16384x16384 bf16:
+tile early; `total` uses the result, and rereads while a slot is empty (H200, RMSNorm 16384x16384 bf16:
 60% of the limit if it reads and waits at once, 91% if it reads one tile early).
 
 Each lane of a warp reads one slot, and the warp combines them. Every lane gets the same total, in an order
@@ -106,16 +106,16 @@ def interpreted(text: str, args: list[Any]) -> list[Any] | None:
 
     if (mark := mark_of(text)) is None:
         return None
-    found = re.fullmatch(r"([a-z]+)(?:_([a-z]+)_(\d+)_(\d+))?", mark)
-    assert found, mark
-    if found[1] in ("carry", "pass"):
+    match = re.fullmatch(r"([a-z]+)(?:_([a-z]+)_(\d+)_(\d+))?", mark)
+    assert match, mark
+    if match[1] in ("carry", "pass"):
         return [args[0]]
-    if found[1] == "peek":
+    if match[1] == "peek":
         return [numpy.full_like(args[0], EMPTY, dtype=numpy.int32)]
-    kind = KINDS[found[2]]
+    kind = KINDS[match[2]]
     assert kind.numpy is not None, mark
     join = getattr(numpy, kind.numpy)
-    record = Record(kind, int(found[3]), int(found[4]))
+    record = Record(kind, int(match[3]), int(match[4]))
     size = record.values * record.lanes
     at = (ctypes.c_int32 * size).from_address(int(args[0].flat[0]))
     words = numpy.frombuffer(at, numpy.int32).reshape(record.values, record.lanes)[:, : record.parts]

@@ -23,7 +23,7 @@ from .exchange import MAX_WORDS
 _KEEPS_ZERO = {"mul": 2, "add": 2, "sub": 2, "neg": 1, "to_dtype": 1}
 
 
-def groups_of(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], ...]:
+def record_groups(reductions: list[Reduce], parts: int) -> tuple[tuple[Reduce, ...], ...]:
     """Groups of reductions of one kind, each of as many as one read has slots for."""
     most = MAX_WORDS // slots_of(parts)
     groups: list[list[Reduce]] = []
@@ -53,7 +53,7 @@ def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
     """
     deps = nest.dependence()
     zero: set[str] = set()
-    found: set[Statement] = set()
+    accumulations: set[Statement] = set()
     for stmt in nest.body:
         if isinstance(stmt, Load | Carry) and row in deps[stmt.name]:
             zero.add(stmt.name)
@@ -67,5 +67,5 @@ def without_effect(nest: Nest, row: sympy.Symbol) -> set[Statement]:
             and stmt.value.name in zero
             and stmt.peak is None
         ):
-            found.add(stmt)
-    return found
+            accumulations.add(stmt)
+    return accumulations

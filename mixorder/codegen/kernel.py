@@ -33,14 +33,16 @@ def generate(
     """The main kernel and the second stage, which a program may lack or not need; or the second stage in one
     kernel with what puts staged results in place. `label` goes into their names, with a hash of the text."""
     program = finished(program) if plan.finishes else program
-    _, *others = program.nests
-    final = [nest for nest in others if nest.over_splits]
-    copies = [nest for nest in others if not nest.over_splits]
-    apart = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
+    _, *later_nests = program.nests
+    final = [nest for nest in later_nests if nest.over_splits]
+    copies = [nest for nest in later_nests if not nest.over_splits]
+    final_programs = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
     with printing_triton():
         main = main_kernel(program, plan, label)
-        names = [f"sums{i}" if copies else "KERNEL" for i in range(len(apart))]
-        behind = tuple(_final_kernel(one, plan, label, name) for one, name in zip(apart, names, strict=True))
+        names = [f"sums{i}" if copies else "KERNEL" for i in range(len(final_programs))]
+        behind = tuple(
+            _final_kernel(stage, plan, label, name) for stage, name in zip(final_programs, names, strict=True)
+        )
         if copies:
             behind = (placing_kernel(program, copies, behind, plan, label),)
         return (main, *behind)
@@ -49,7 +51,7 @@ def generate(
 def _final_kernel(program: LoopProgram, plan: Plan, label: str, name: str) -> KernelSource:
     """The finalisation, or as a part of a kernel a function of this name, whose last parameter is its
     program's number."""
-    (nest,), alone = program.nests, name == "KERNEL"
+    (nest,), standalone = program.nests, name == "KERNEL"
     col = program.axis(AxisClass.COLUMN)
     cols = 1 if col is None else int(col.size)
     s_block = 1 << (plan.splits - 1).bit_length()
@@ -57,13 +59,13 @@ def _final_kernel(program: LoopProgram, plan: Plan, label: str, name: str) -> Ke
     s = TileDim(SPLIT_SYMBOL, str(plan.splits), "SBLOCK", s_block != plan.splits)
     y = TileDim(col.symbol if col else sympy.Symbol("y"), str(cols), "YBLOCK", bool(cols % block))
     writer = Writer(program, nest, (s, y), plan.splits)
-    writer.begin([] if alone else ["program"], name)
+    writer.begin([] if standalone else ["program"], name)
     writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
     writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
-    own = awaited(PROGRAM) if plan.launch.dependent else PROGRAM
-    writer.programs("block", own if alone else "program")
-    writer.index(s, writer.widened("tl.arange(0, SBLOCK)[:, None]", s.symbol))
-    writer.index(y, f"{writer.widened('block', y.symbol)} * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
+    program_id = awaited(PROGRAM) if plan.launch.dependent else PROGRAM
+    writer.programs("block", program_id if standalone else "program")
+    writer.index(s, writer.to_index_width("tl.arange(0, SBLOCK)[:, None]", s.symbol))
+    writer.index(y, f"{writer.to_index_width('block', y.symbol)} * YBLOCK + tl.arange(0, YBLOCK)[None, :]")
     for stmt in _with_stores_first(nest):
         writer.statement(stmt)
     config = LaunchConfig((), plan.second.warps, 1)

@@ -82,11 +82,11 @@ class KernelText:
             return text
         return f"{text}.to({triton_compute_type(load.dtype)})"
 
-    def combined(self, kind: ReductionKind, one: str, other: str, dtype: torch.dtype) -> str:
+    def combined(self, kind: ReductionKind, left: str, right: str, dtype: torch.dtype) -> str:
         """The text of two values of a reduction, combined."""
         if self.maxima.has(kind, dtype):
-            return self.maxima.of(kind, one, other)
-        return self.ops.combine(kind.combine, one, other, dtype)
+            return self.maxima.of(kind, left, right)
+        return self.ops.combine(kind.combine, left, right, dtype)
 
     def reduced_along(
         self, kind: ReductionKind, dtype: torch.dtype, value: str, place: int, rank: int

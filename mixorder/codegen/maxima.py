@@ -36,9 +36,9 @@ class Maxima:
         """Whether a reduction in a dtype is a maximum or a minimum of float32."""
         return kind.selects and dtype == torch.float32
 
-    def of(self, kind: ReductionKind, one: str, other: str) -> str:
+    def of(self, kind: ReductionKind, left: str, right: str) -> str:
         """The text of the larger one of two values, or the smaller one."""
-        return (COMPARED if self.compared else AT_ONCE)[kind.combine].format(one, other)
+        return (COMPARED if self.compared else AT_ONCE)[kind.combine].format(left, right)
 
     def along(self, kind: ReductionKind, value: str, axis: int) -> str:
         """The text of a tile that is reduced along one of its dims, which it loses."""

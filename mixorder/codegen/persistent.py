@@ -17,10 +17,10 @@ def persistent_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSou
     """The kernel of the first nest of a merged program."""
     nest, (row, last) = program.nests[0], program.tile_axes
     rows = plan.tile_rows
-    phase = program.phase if plan.period > 1 else None
+    alignment = program.alignment if plan.period > 1 else None
     ragged = row.size % (rows * plan.period) != 0
     x = of_rows(row, ragged)
-    columns = _columns(last, plan, phase is not None)
+    columns = _columns(last, plan, alignment is not None)
     several = not row.size.is_number or int(row.size) > rows * plan.splits
     keeps = several and plan.order.keeps
     writer = Writer(program, nest, (x, *columns), plan.splits, spread_columns=several, keeps=keeps)
@@ -29,15 +29,15 @@ def persistent_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSou
     code = writer.code
     writer.programs(str(SPLIT_SYMBOL))
     first, tiles, step = str(SPLIT_SYMBOL), x.extent, plan.splits
-    if phase is None:
+    if alignment is None:
         for y in columns:
             start = f"{y.start} + " * (y.start > 0)
-            writer.index(y, start + writer.widened("tl.arange(0, R0_BLOCK)[None, :]", y.symbol))
+            writer.index(y, start + writer.to_index_width("tl.arange(0, R0_BLOCK)[None, :]", y.symbol))
     else:
-        writer.shift(phase)
+        writer.shift(alignment)
         writer.shifted_columns("0", columns[0].extent)
-        first, tiles = f"{SPLIT_SYMBOL} // {phase.period}", f"tl.cdiv({x.extent}, {phase.period})"
-        step //= phase.period
+        first, tiles = f"{SPLIT_SYMBOL} // {alignment.period}", f"tl.cdiv({x.extent}, {alignment.period})"
+        step //= alignment.period
     for stmt in nest.preamble:
         writer.statement(stmt)
     accumulators = [s for s in nest.body if isinstance(s, PartialAccumulate)]
@@ -47,7 +47,7 @@ def persistent_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSou
     prefetch.fetch(first)
     code.writeline(f"for tile in tl.range({first}, tl.cdiv({tiles}, XBLOCK), {step}, num_stages=NUM_STAGES):")
     with code.indent():
-        if phase is None:
+        if alignment is None:
             writer.index(x, writer.tile_rows("tile"))
         else:
             writer.shifted_rows("tile")

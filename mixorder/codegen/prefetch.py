@@ -26,7 +26,7 @@ class Prefetch:
     def is_late(self, load: Load) -> bool:
         item = self.writer.program.buffer(load.buffer).dtype.itemsize
         narrow = item < LEAST_BYTES and load.predicate is None
-        return narrow and self.writer.varies(load) == {self.rows.symbol} and self.writer.phase is None
+        return narrow and self.writer.varies(load) == {self.rows.symbol} and self.writer.alignment is None
 
     def fetch(self, tile: str) -> None:
         """Load the values of a tile, which may be beyond the last one."""

@@ -28,16 +28,19 @@ def placing_kernel(
     """The kernel of the nests that `transform.staged` has added, and of the finalisation, if there is one,
     which then takes its program's number as `program`."""
     functions, calls, names, written, first = "", "", dict[str, None](), list[str](), 0
-    extents = {one.result: one.tile for one in plan.results}
-    parts = [
-        (f"sums{i}", f"{one.text}\n\n", one.buffers, one.written, one.grid) for i, one in enumerate(sums)
+    extents = {workspace.result: workspace.tile for workspace in plan.results}
+    kernels = [
+        (f"sums{i}", f"{kernel.text}\n\n", kernel.buffers, kernel.written, kernel.grid)
+        for i, kernel in enumerate(sums)
     ]
     for i, nest in enumerate(nests):
         (store,) = (s for s in nest.body if isinstance(s, Store))
-        own = Plan(in_tiles([int(axis.size) for axis in nest.loops], extents[store.buffer]), Launch(WARPS))
-        text, read, tiles = copy_function(program, nest, own, f"copy{i}")
-        parts.append((f"copy{i}", text, tuple(read), (store.buffer,), tiles))
-    for function, text, buffers, stored, programs in parts:
+        copy_plan = Plan(
+            in_tiles([int(axis.size) for axis in nest.loops], extents[store.buffer]), Launch(WARPS)
+        )
+        text, read, tiles = copy_function(program, nest, copy_plan, f"copy{i}")
+        kernels.append((f"copy{i}", text, tuple(read), (store.buffer,), tiles))
+    for function, text, buffers, stored, programs in kernels:
         pointers = ", ".join(program.buffer(name).pointer for name in buffers)
         calls += f"    {'elif' if first else 'if'} program < {first + int(programs)}:\n"
         calls += f"        {function}({pointers}, program - {first})\n"
@@ -50,5 +53,5 @@ def placing_kernel(
     number = awaited(PROGRAM) if dependent else PROGRAM
     main = f"@triton.jit\ndef KERNEL({pointers}):\n    program = {number}\n{calls}"
     name, text = named(f"triton_mixorder_{label}_place", functions + main)
-    config = LaunchConfig((), max([WARPS, *(one.config.num_warps for one in sums)]), 1)
+    config = LaunchConfig((), max([WARPS, *(kernel.config.num_warps for kernel in sums)]), 1)
     return KernelSource(name, text, tuple(names), tuple(written), (), first, config, dependent)

@@ -2,7 +2,7 @@
 
 A value is a tensor with a dim for each axis along which the tile has several elements, and size 1 along those
 that it does not depend on. Memory is accessed in the order in which it lies (`tile_access`). A value is
-turned to that order before its store, so that Triton exchanges it through shared memory and both loads and
+brought into that order before its store, so that Triton exchanges it through shared memory and both loads and
 stores are of whole sectors.
 """
 
@@ -38,7 +38,7 @@ from ..ir.program import (
 from ..ir.reductions import ReductionKind
 from ..ir.rewriting import Scope
 from ..schedule.plan import Launch, Plan, Produced, in_tiles
-from ..schedule.producers import Groups, groups_of, row_axes_of
+from ..schedule.producers import ProgramGroups, program_groups, row_axes_of
 from ..transform.cooperative import MAILBOX
 from .exchange import word
 from .kernel_text import buffers_of, filler, identity
@@ -46,34 +46,36 @@ from .maxima import Maxima
 from .producers import FUNCTION, awaited, branches, looked_at, roles
 from .registers import HELPER, WORD, along_columns
 from .source import KernelSource, LaunchConfig
-from .tile_access import Dim, Part, TileAccesses
+from .tile_access import Dim, LoadDim, TileAccesses
 
 _CASTS = ("to_dtype", "to_dtype_bitcast")
 
 
 def tile_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
-    """The kernel of a blocked program."""
+    """The kernel of a tile-local program."""
     writer = TileWriter(program, plan)
     writer.begin()
-    if program.ahead is not None:
-        writer.begin_groups(program.ahead)
+    if program.producer_nest is not None:
+        writer.begin_groups(program.producer_nest)
     writer.whole()
     return writer.finish(f"triton_mixorder_{label}")
 
 
 def row_values(
-    program: LoopProgram, ahead: Nest, own: Produced, launch: Launch, maxima: Maxima
+    program: LoopProgram, producer_nest: Nest, produced: Produced, launch: Launch, maxima: Maxima
 ) -> tuple[str, str]:
     """The text of a function that computes and stores values of whole rows, and its pointers."""
-    row, column = ahead.loops
-    plan = Plan(in_tiles([int(axis.size) for axis in ahead.loops], [own.rows, own.cols]), launch)
-    writer = TileWriter(dataclasses.replace(program, nests=(ahead,)), plan)
-    writer.apart, writer.maxima = frozenset({row}), maxima
+    row, column = producer_nest.loops
+    plan = Plan(
+        in_tiles([int(axis.size) for axis in producer_nest.loops], [produced.rows, produced.cols]), launch
+    )
+    writer = TileWriter(dataclasses.replace(program, nests=(producer_nest,)), plan)
+    writer.separate, writer.maxima = frozenset({row}), maxima
     writer.begin_function(writer.number(row), name=FUNCTION)
     if row.symbol in writer.wide_symbols:
         writer.code.writeline(f"{writer.number(row)} = {writer.number(row)}.to(tl.int64)")
     if writer.tiles(column) > 1:
-        writer.tile_by_tile(ahead, column)
+        writer.tile_by_tile(producer_nest, column)
     else:
         writer.whole()
     return f"{writer.code.getvalue()}\n\n", ", ".join(b.pointer for b in writer.buffers)
@@ -96,19 +98,19 @@ class TileWriter(TileAccesses):
 
     def __init__(self, program: LoopProgram, plan: Plan) -> None:
         super().__init__(program, plan)
-        if plan.produced and program.ahead is not None:
-            read = buffers_of(program, program.ahead)
+        if plan.produced and program.producer_nest is not None:
+            read = buffers_of(program, program.producer_nest)
             self.buffers = [b for b in program.buffers if b in self.buffers or b in read]
         self.maxima.compared = self.turns_a_byte()
         values = (s.dtype for s in self.nest.body if isinstance(s, Compute))
         self.ops.at_once = not any(dtype.itemsize == 1 and dtype.is_floating_point for dtype in values)
-        self.turned: set[str] = set()
+        self.transposed: set[str] = set()
         self.both: dict[str, Compute] = {}  # by the name of each
         if plan.layout.column_words and plan.layout.thread_rows >= WORD:
-            self.find_turned_casts()
+            self.find_transposed_casts()
         self._words = False  # whether a cast has words along columns
         self._functions = ""  # what the kernel calls
-        self._groups: Groups | None = None
+        self._groups: ProgramGroups | None = None
         self._of_values = ""  # the arguments of the function that computes values of rows
         self._begun = 0  # where the text of a tile begins, or of what follows its wait
         self._before: list[str] = []  # the lines of a tile before its wait
@@ -116,7 +118,7 @@ class TileWriter(TileAccesses):
 
     def begin(self) -> None:
         self.begin_function(*self.sizes)
-        self.widen_sizes()
+        self.sizes_to_int64()
         first = "tl.program_id(0)"
         if self.plan.produced:
             return
@@ -131,14 +133,14 @@ class TileWriter(TileAccesses):
             return
         self.number_tiles()
 
-    def begin_groups(self, ahead: Nest) -> None:
+    def begin_groups(self, producer_nest: Nest) -> None:
         """Begin a kernel whose programs come in groups (`codegen.producers`)."""
         sizes = [int(axis.size) for axis in self.axes]
-        row_axes = row_axes_of(ahead, sizes)
+        row_axes = row_axes_of(producer_nest, sizes)
         producers, launch = self.plan.produced, self.plan.launch
         assert producers is not None
-        groups = self._groups = groups_of(sizes, row_axes, self.plan)
-        self._functions, pointers = row_values(self.program, ahead, producers, launch, self.maxima)
+        groups = self._groups = program_groups(sizes, row_axes, self.plan)
+        self._functions, pointers = row_values(self.program, producer_nest, producers, launch, self.maxima)
         row, column = self.number(self.axes[0]), self.number(self.axes[row_axes])
         mailbox = self.program.buffer(MAILBOX)
         counter = f"{mailbox.pointer} + {offset_text(mailbox.numel - 1)}"
@@ -163,8 +165,8 @@ class TileWriter(TileAccesses):
         groups, producers = self._groups, self.plan.produced
         if groups is not None and producers is not None:
             grid = (groups.row_tiles + producers.lag) * groups.programs
-        own: dict[str, Any] = {"exact": self.exact, "registers": launch.max_registers}
-        source = self.source(name, functions + self.text(), grid, config, self.sizes, **own)
+        options: dict[str, Any] = {"exact": self.exact, "registers": launch.max_registers}
+        source = self.source(name, functions + self.text(), grid, config, self.sizes, **options)
         if groups is None:
             return source
         return dataclasses.replace(source, written=(*source.written, MAILBOX))
@@ -187,28 +189,28 @@ class TileWriter(TileAccesses):
                 assert isinstance(stmt, Compute)
                 for axis in (a for a in self.axes if a.symbol in index_symbols(stmt)):
                     self.define_index(axis)
-                if stmt.name in self.turned and self._deals:
+                if stmt.name in self.transposed and self._deals:
                     self.in_words(stmt.args[0].name)
                 self.ops.compute(stmt)
 
     def load(self, stmt: Load) -> None:
         if stmt.index.has(FloorDiv, ModularIndexing):
-            self.load_apart(stmt)
+            self.load_by_element(stmt)
             return
-        dims, parts, address, mask = self.accessed(stmt)
+        dims, load_dims, address, mask = self.accessed(stmt)
         text = f"tl.load({address}{self.where(mask, stmt)})"
         if stmt.buffer == MAILBOX:
             if stmt.name not in self._awaited:
                 self.wait()
             text = self._awaited[stmt.name]
         text = self.cast(stmt, text)
-        text = self.joined(text, parts, dims)
+        text = self.joined(text, load_dims, dims)
         axes = [axis for dim in dims for axis in dim.axes]
         if axes:
             text = self.in_order(text, axes, [len(dim.axes) for dim in dims])
         self.ops.define(text, stmt.dtype, stmt.name)
 
-    def load_apart(self, stmt: Load) -> None:
+    def load_by_element(self, stmt: Load) -> None:
         """A load of a small tensor, of which an axis is several dims: each element has an address of its
         own."""
         masks = []
@@ -226,14 +228,14 @@ class TileWriter(TileAccesses):
         zero = ", other=0" * (self.program.buffer(stmt.buffer).dtype not in FLOAT8)
         return f", {mask}{zero}" if mask else ""
 
-    def accessed(self, stmt: Load) -> tuple[list[Dim], list[Part], str, str]:
+    def accessed(self, stmt: Load) -> tuple[list[Dim], list[LoadDim], str, str]:
         """The dims of a load, these as Triton deals out their elements, the address and the mask."""
         # Threads and warps are spread over the last dims. Along the first ones a thread has several elements,
         # which it reduces by itself.
-        apart = self.reduced_axes | self.apart | ({self.rows} if self.rows else set())
-        dims = self.dims(stmt.index, apart)
-        parts = self.dealt(self.parts(dims))
-        return dims, parts, *self.place(stmt.buffer, stmt.index, parts)
+        separate = self.reduced_axes | self.separate | ({self.rows} if self.rows else set())
+        dims = self.dims(stmt.index, separate)
+        load_dims = self.dealt(self.load_dims(dims))
+        return dims, load_dims, *self.place(stmt.buffer, stmt.index, load_dims)
 
     def wait(self) -> None:
         """Wait for all values of rows, with the first loads of all under way at once."""
@@ -251,15 +253,15 @@ class TileWriter(TileAccesses):
 
     def in_order(self, text: str, axes: list[Axis], grouped: list[int]) -> str:
         """A value in memory's order of some axes as one in the tile's, with size 1 along the others."""
-        own = [axis for axis in self.tiled if axis in axes]
-        if axes != own:
+        tile_axes = [axis for axis in self.tiled if axis in axes]
+        if axes != tile_axes:
             if any(n > 1 for n in grouped):
                 text = f"tl.reshape({text}, [{', '.join(str(self.extents[a]) for a in axes)}])"
-            text = f"tl.permute({text}, ({', '.join(str(axes.index(a)) for a in own)}))"
-            grouped = [1] * len(own)
+            text = f"tl.permute({text}, ({', '.join(str(axes.index(a)) for a in tile_axes)}))"
+            grouped = [1] * len(tile_axes)
         if len(grouped) == len(self.tiled):
             return text
-        return f"tl.reshape({text}, {self.shape(own)})"
+        return f"tl.reshape({text}, {self.shape(tile_axes)})"
 
     def reduce(self, stmt: Reduce) -> None:
         along = [axis for axis in self.tiled if axis.symbol in stmt.axes]
@@ -281,10 +283,10 @@ class TileWriter(TileAccesses):
         for stmt in (s for s in nest.body if place(s) == 0):
             self.statement(stmt)
         totals = {}
-        for one in sums:
-            own = [a for a in self.tiled if a.symbol in {*self.deps[one.value.name], *one.axes}]
-            empty = f"tl.full({self.shape(own)}, {identity(one.kind, one.dtype)})"
-            totals[one] = str(self.ops.line(empty, one.dtype))
+        for reduce in sums:
+            axes = [a for a in self.tiled if a.symbol in {*self.deps[reduce.value.name], *reduce.axes}]
+            empty = f"tl.full({self.shape(axes)}, {identity(reduce.kind, reduce.dtype)})"
+            totals[reduce] = str(self.ops.line(empty, reduce.dtype))
         known, number, tiles = set(self._known), self.number(axis), self.tiles(axis)
         text = (
             f"range(0, {offset_text(tiles)})" if isinstance(tiles, sympy.Expr) else f"static_range({tiles})"
@@ -295,14 +297,14 @@ class TileWriter(TileAccesses):
                 self.code.writeline(f"{number} = tl.full([], {number}, tl.int64)")
             for stmt in (s for s in nest.body if place(s) == 1):
                 self.statement(stmt)
-            for one, total in totals.items():
-                along = [a for a in self.tiled if a.symbol in one.axes]
-                value = self.within(self.spread(one.value.name, along), along, one.kind, one.dtype)
-                self.code.writeline(f"{total} = {self.combined(one.kind, total, value, one.dtype)}")
+            for reduce, total in totals.items():
+                along = [a for a in self.tiled if a.symbol in reduce.axes]
+                value = self.within(self.spread(reduce.value.name, along), along, reduce.kind, reduce.dtype)
+                self.code.writeline(f"{total} = {self.combined(reduce.kind, total, value, reduce.dtype)}")
         self._known = known
-        for one, total in totals.items():
-            along = [a for a in self.tiled if a.symbol in one.axes]
-            self.ops.define(self.reduced(one.kind, one.dtype, total, along), one.dtype, one.name)
+        for reduce, total in totals.items():
+            along = [a for a in self.tiled if a.symbol in reduce.axes]
+            self.ops.define(self.reduced(reduce.kind, reduce.dtype, total, along), reduce.dtype, reduce.name)
         for stmt in (s for s in nest.body if place(s) == 2 and s not in sums):
             self.statement(stmt)
 
@@ -329,27 +331,27 @@ class TileWriter(TileAccesses):
             value = self.reduced_along(kind, dtype, value, place, len(self.tiled))
         return value
 
-    def find_turned_casts(self) -> None:
+    def find_transposed_casts(self) -> None:
         """Casts to one byte whose results are only stored: with `rows` next to each other in memory
-        (`turned`), or in both orders (`both`)."""
+        (`transposed`), or in both orders (`both`)."""
         if self.rows is None or self.extents[self.rows] % WORD:
             return
         users = Scope(self.program, self.nest).users
         full = frozenset(axis.symbol for axis in self.tiled)
         for cast in (s for s in self.nest.body if isinstance(s, Compute) and s.op == "to_dtype"):
             stores = [user for user in users[cast.name] if isinstance(user, Store)]
-            alone = len(stores) == len(users[cast.name])
-            if cast.dtype.itemsize != 1 or not alone or not full <= self.deps[cast.name]:
+            only_stored = len(stores) == len(users[cast.name])
+            if cast.dtype.itemsize != 1 or not only_stored or not full <= self.deps[cast.name]:
                 continue
             if all(map(self.along_rows, stores)):
-                self.turned.add(cast.name)
+                self.transposed.add(cast.name)
             elif any(map(self.along_rows, stores)):
                 self.both[cast.name] = cast
 
     def stored(self, stmt: Store) -> str:
         """The value of a store. Of a cast that is stored in both orders, it is another cast for the one with
         `rows` next to each other: to pick each byte out of a word by itself takes more (H200, dGELU with
-        delayed scaling both ways, 16384x4096: 159 us, so 139)."""
+        mixed-order delayed scaling, 16384x4096: 159 us, so 139)."""
         if stmt.buffer == MAILBOX:
             return word(str(self.ops.variables[stmt.value.name]))
         cast = self.both.get(stmt.value.name)
@@ -358,10 +360,10 @@ class TileWriter(TileAccesses):
         name = cast.args[0].name
         before = self.ops.variables[name]
         self.in_words(name)
-        again = dataclasses.replace(cast, name=f"{cast.name}.turned")
-        self.ops.compute(again)
+        recomputed = dataclasses.replace(cast, name=f"{cast.name}.transposed")
+        self.ops.compute(recomputed)
         self.ops.variables[name] = before
-        return str(self.ops.variables[again.name])
+        return str(self.ops.variables[recomputed.name])
 
     def along_rows(self, store: Store) -> bool:
         """Whether a store has `rows` next to each other in memory."""
@@ -387,12 +389,12 @@ class TileWriter(TileAccesses):
             if narrow:
                 dims = tuple(str(axis.symbol) for dim in self.dims(stmt.index) for axis in dim.axes)
                 orders.setdefault(name, set()).add(dims)
-        return any(len(found) > 1 for found in orders.values())
+        return any(len(dim_orders) > 1 for dim_orders in orders.values())
 
     def store_partial(self, stmt: PartialAccumulate) -> None:
         """Reduce the rows of the tile, and write the result to the tile's row of the workspace."""
-        own = stmt.index.free_symbols
-        gone = [axis for axis in self.axes if axis.symbol not in own]
+        symbols = stmt.index.free_symbols
+        gone = [axis for axis in self.axes if axis.symbol not in symbols]
         along = [axis for axis in self.tiled if axis in gone]
         kind, dtype = stmt.kind, computed_in(self.program.buffer(stmt.buffer).dtype)
         value = self.within(self.spread(stmt.value.name, self.tiled), along, kind, dtype)
@@ -408,7 +410,7 @@ class TileWriter(TileAccesses):
 
     def store(self, stmt: Store | PartialAccumulate, value: str, varies: frozenset[sympy.Symbol]) -> None:
         dims = self.dims(stmt.index)
-        address, mask = self.place(stmt.buffer, stmt.index, [Part(dim, 1, dim.extent) for dim in dims])
+        address, mask = self.place(stmt.buffer, stmt.index, [LoadDim(dim, 1, dim.extent) for dim in dims])
         if dims:
             value = self.in_memory(value, varies, dims)
         else:
@@ -418,15 +420,15 @@ class TileWriter(TileAccesses):
     def in_memory(self, value: str, varies: frozenset[sympy.Symbol], dims: Sequence[Dim]) -> str:
         """A value of the tile in the dims of memory."""
         axes = [axis for dim in dims for axis in dim.axes]
-        own = [axis for axis in self.tiled if axis in axes]
-        if not {axis.symbol for axis in own} <= varies:
-            value = f"tl.broadcast_to({value}, {self.shape(own)})"
+        tile_axes = [axis for axis in self.tiled if axis in axes]
+        if not {axis.symbol for axis in tile_axes} <= varies:
+            value = f"tl.broadcast_to({value}, {self.shape(tile_axes)})"
         rank = len(self.tiled)
-        if axes != own:
-            if rank != len(own):
-                value = f"tl.reshape({value}, [{', '.join(str(self.extents[a]) for a in own)}])"
-            value = f"tl.permute({value}, ({', '.join(str(own.index(a)) for a in axes)}))"
-            rank = len(own)
+        if axes != tile_axes:
+            if rank != len(tile_axes):
+                value = f"tl.reshape({value}, [{', '.join(str(self.extents[a]) for a in tile_axes)}])"
+            value = f"tl.permute({value}, ({', '.join(str(tile_axes.index(a)) for a in axes)}))"
+            rank = len(tile_axes)
         if rank != len(dims):
             value = f"tl.reshape({value}, [{', '.join(str(d.extent) for d in dims)}])"
         return value

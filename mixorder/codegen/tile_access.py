@@ -57,7 +57,7 @@ class Dim:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class LoadDim:
     """Elements of a dim, `step` apart, that are one dim of a load."""
 
     dim: Dim
@@ -68,14 +68,14 @@ class Part:
 class TileAccesses(KernelText):
     """The accesses of one kernel, whose tile has `extents` elements along each axis. Indices are defined in
     `code`, each once. `rows`: the axis along which a thread has several elements, if it has any. `exact`:
-    results have eager's bits, as scales and bytes need. Over slabs, products are contracted as Inductor's
-    kernels have them."""
+    results have eager's bits, as scales and bytes need. Over reduction groups, products are contracted as
+    Inductor's kernels have them."""
 
     def __init__(self, program: LoopProgram, plan: Plan) -> None:
         nest = program.nests[0]
         self.axes = [*nest.axes]
         self.numbered = self.axes  # outermost first, as programs go along them
-        self.exact = not program.over_slabs
+        self.exact = not program.over_reduction_groups
         super().__init__(program, nest, self.axes, self.exact)
         self.plan = plan
         self.extents = dict(zip(self.axes, plan.extents, strict=True))
@@ -85,7 +85,7 @@ class TileAccesses(KernelText):
         }
         self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
         self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in nest.reduced)
-        self.apart: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
+        self.separate: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
         self.wide_symbols = self._wide()
         several = {axis.symbol for axis in self.axes if self.tiles(axis) != 1}
         self.wide = not self.wide_symbols.isdisjoint({*several, SPLIT_SYMBOL})  # the numbers of the tile
@@ -94,7 +94,7 @@ class TileAccesses(KernelText):
         self._deals = False  # whether a thread has rows next to each other
         self.rows = self.row_axis() if plan.layout.thread_rows else None
 
-    def widen_sizes(self) -> None:
+    def sizes_to_int64(self) -> None:
         """Have symbolic sizes in 64 bits where what is computed from them may need these."""
         loops = dict.fromkeys((axis.symbol for axis in self.axes), sympy.S.One)
         args = (arg for s in self.nest.statements if isinstance(s, Compute) for arg in s.args)
@@ -123,41 +123,45 @@ class TileAccesses(KernelText):
         self.divide("program", [(self.number(axis), self.tiles(axis)) for axis in self.numbered])
 
     def divide(
-        self, number: str, parts: Sequence[tuple[str, int | sympy.Expr]], wide: Collection[str] = ()
+        self, number: str, counts: Sequence[tuple[str, int | sympy.Expr]], wide: Collection[str] = ()
     ) -> None:
         """Define the numbers that one number stands for, the outermost first: the name of each, and how many
         there are. A single one has no name, but for the split. `wide`: those in 64 bits."""
-        before, in_all = sympy.S.One, math.prod(count for _, count in parts)
-        for name, count in reversed(parts):
+        before, in_all = sympy.S.One, math.prod(count for _, count in counts)
+        for name, count in reversed(counts):
             if count != 1 or name == str(SPLIT_SYMBOL):
                 text = number if before == 1 else f"{number} // {in_product(before)}"
                 text += f" % {in_product(count)}" * (before * count != in_all)
                 self.code.writeline(f"{name} = {f'tl.full([], {text}, tl.int64)' if name in wide else text}")
             before *= count
 
-    def dims(self, index: sympy.Expr, apart: frozenset[Axis] = frozenset()) -> list[Dim]:
-        """The dims of an access, outermost in memory first. Axes `apart` have dims of their own, before the
-        others, but for the contiguous one."""
+    def dims(self, index: sympy.Expr, separate: frozenset[Axis] = frozenset()) -> list[Dim]:
+        """The dims of an access, outermost in memory first. Axes in `separate` have dims of their own, before
+        the others, but for the contiguous one."""
         strides = {axis: int(index.coeff(axis.symbol)) for axis in self.tiled}
         order = sorted((a for a in self.tiled if strides[a]), key=lambda a: strides[a], reverse=True)
-        found, first = list[Dim](), list[Dim]()
+        dims, first = list[Dim](), list[Dim]()
         for axis in reversed(order):
             size, extent = axis.size, self.extents[axis]
-            one = Dim((axis,), strides[axis], extent, size)
-            own = first if found and axis in apart else found
-            if own and own[0].extent == own[0].total and strides[axis] == own[0].stride * own[0].total:
-                after = own[0]
+            dim = Dim((axis,), strides[axis], extent, size)
+            group = first if dims and axis in separate else dims
+            if (
+                group
+                and group[0].extent == group[0].total
+                and strides[axis] == group[0].stride * group[0].total
+            ):
+                after = group[0]
                 joined = (axis, *after.axes), after.stride, extent * after.extent, size * after.total
-                own[0] = Dim(*joined)
+                group[0] = Dim(*joined)
             else:
-                own.insert(0, one)
-        return first + found
+                group.insert(0, dim)
+        return first + dims
 
     def _wide(self) -> frozenset[sympy.Symbol]:
         """The symbols of axes whose indices are in 64 bits."""
-        found = [s.index for s in self.nest.statements if isinstance(s, Load | Store | PartialAccumulate)]
+        indices = [s.index for s in self.nest.statements if isinstance(s, Load | Store | PartialAccumulate)]
         sizes = {axis.symbol: axis.size for axis in self.axes}
-        return wide_symbols(dict.fromkeys(found), sizes | {SPLIT_SYMBOL: sympy.Integer(self.plan.splits)})
+        return wide_symbols(dict.fromkeys(indices), sizes | {SPLIT_SYMBOL: sympy.Integer(self.plan.splits)})
 
     def define(self, name: str, axes: Sequence[Axis], extent: int, spread: str = "") -> None:
         """Define the indices of a tile's elements along axes that follow one another without a gap."""
@@ -177,7 +181,7 @@ class TileAccesses(KernelText):
     def at(dim: Dim) -> str:
         return f"at_{dim.name}"
 
-    def place(self, buffer: str, index: sympy.Expr, parts: Sequence[Part]) -> tuple[str, str]:
+    def place(self, buffer: str, index: sympy.Expr, load_dims: Sequence[LoadDim]) -> tuple[str, str]:
         """The address of an access and its mask, which is empty where all elements exist."""
         tiled = {axis.symbol for axis in self.tiled}
         outside = sympy.expand(index.xreplace(dict.fromkeys(tiled, sympy.S.Zero)))
@@ -185,24 +189,25 @@ class TileAccesses(KernelText):
         terms = [str(constant)] * bool(constant)
         terms += [f"{outside.coeff(s)} * {s}" for s in sorted(outside.free_symbols, key=str)]
         masks = []
-        for dim in dict.fromkeys(part.dim for part in parts):
-            at = self.index_along(dim, parts)
+        for dim in dict.fromkeys(load_dim.dim for load_dim in load_dims):
+            at = self.index_along(dim, load_dims)
             terms.append(f"{dim.stride} * " * (dim.stride != 1) + at)
             if dim.masked:
                 masks.append(f"({at} < {offset_text(sympy.sympify(dim.total))})")
         mask = " & ".join(masks)
-        offset = " + ".join(terms) if parts or len(terms) > 1 else offset_text(outside)
+        offset = " + ".join(terms) if load_dims or len(terms) > 1 else offset_text(outside)
         return f"{self.pointer(buffer)} + ({offset})", mask
 
-    def index_along(self, dim: Dim, parts: Sequence[Part]) -> str:
-        """The index along a dim, defined before if it is not yet, in a tensor of all parts."""
-        own = {i: part for i, part in enumerate(parts) if part.dim == dim}
-        spread = {i: "" if len(parts) == 1 else spread_along(len(parts), i) for i in own}
-        if len(own) == 1:
+    def index_along(self, dim: Dim, load_dims: Sequence[LoadDim]) -> str:
+        """The index along a dim, defined before if it is not yet, in a tensor of all `load_dims`."""
+        dim_parts = {i: load_dim for i, load_dim in enumerate(load_dims) if load_dim.dim == dim}
+        spread = {i: "" if len(load_dims) == 1 else spread_along(len(load_dims), i) for i in dim_parts}
+        if len(dim_parts) == 1:
             self.define(self.at(dim), dim.axes, dim.extent)
             return self.at(dim) + "".join(spread.values())
         steps = [
-            f"{p.step} * " * (p.step != 1) + f"tl.arange(0, {p.extent}){spread[i]}" for i, p in own.items()
+            f"{p.step} * " * (p.step != 1) + f"tl.arange(0, {p.extent}){spread[i]}"
+            for i, p in dim_parts.items()
         ]
         if self.tiles(dim.axes[0]) != 1:
             steps.insert(0, f"{self.number(dim.axes[0])} * {dim.extent}")
@@ -215,10 +220,10 @@ class TileAccesses(KernelText):
             self.code.writeline(f"{self._dealt[text]} = {text}")
         return self._dealt[text]
 
-    def parts(self, dims: Sequence[Dim]) -> list[Part]:
+    def load_dims(self, dims: Sequence[Dim]) -> list[LoadDim]:
         """The dims of a load in the order in which Triton deals its elements out. Of a full tile, a warp has
         `warp_cols` columns, and a thread `thread_rows` rows."""
-        whole = [Part(dim, 1, dim.extent) for dim in dims]
+        whole = [LoadDim(dim, 1, dim.extent) for dim in dims]
         rows = next((dim for dim in dims[:-1] if self.rows in dim.axes), None)
         if rows is None or sum(len(dim.axes) for dim in dims) < len(self.tiled) or dims[-1].stride != 1:
             return whole
@@ -226,38 +231,42 @@ class TileAccesses(KernelText):
         self._deals = True
         layout = self.plan.layout
         each, cols = min(layout.thread_rows, rows.extent), min(layout.warp_cols, last.extent)
-        others = (part for part in whole if part.dim not in (rows, last))
-        parts = [Part(rows, each, rows.extent // each), *others, Part(last, cols, last.extent // cols)]
-        parts += [Part(rows, 1, each), Part(last, 1, cols)]
-        return [part for part in parts if part.extent > 1]
+        middle = (load_dim for load_dim in whole if load_dim.dim not in (rows, last))
+        load_dims = [
+            LoadDim(rows, each, rows.extent // each),
+            *middle,
+            LoadDim(last, cols, last.extent // cols),
+        ]
+        load_dims += [LoadDim(rows, 1, each), LoadDim(last, 1, cols)]
+        return [load_dim for load_dim in load_dims if load_dim.extent > 1]
 
     @staticmethod
-    def dealt(parts: Sequence[Part]) -> list[Part]:
-        """The dims of a load such that Triton deals its elements out in the order of `parts`."""
-        return [*reversed(parts[:-1]), *parts[-1:]] if deals_from_last() else list(parts)
+    def dealt(load_dims: Sequence[LoadDim]) -> list[LoadDim]:
+        """The dims of a load such that Triton deals its elements out in the order of `load_dims`."""
+        return [*reversed(load_dims[:-1]), *load_dims[-1:]] if deals_from_last() else list(load_dims)
 
     @staticmethod
-    def joined(text: str, parts: Sequence[Part], dims: Sequence[Dim]) -> str:
-        """A load whose dims are `parts` with one dim for each dim of memory."""
-        own = [[i for i, part in enumerate(parts) if part.dim == dim] for dim in dims]
-        order = [i for several in own for i in sorted(several, key=lambda i: -parts[i].step)]
+    def joined(text: str, load_dims: Sequence[LoadDim], dims: Sequence[Dim]) -> str:
+        """A load whose dims are `load_dims` with one dim for each dim of memory."""
+        numbers = [[i for i, load_dim in enumerate(load_dims) if load_dim.dim == dim] for dim in dims]
+        order = [i for several in numbers for i in sorted(several, key=lambda i: -load_dims[i].step)]
         if order != sorted(order):
             text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
-        if len(parts) > len(dims):
+        if len(load_dims) > len(dims):
             text = f"tl.reshape({text}, [{', '.join(str(dim.extent) for dim in dims)}])"
         return text
 
     def row_axis(self) -> Axis | None:
         """The axis along which a thread has several elements of a full tensor: that along which a result is
-        turned around, or else the innermost of those that are reduced across memory."""
-        loaded, turned = self.full_axes(Load), list[Axis]()
+        transposed, or else the innermost of those that are reduced across memory."""
+        loaded, transposed = self.full_axes(Load), list[Axis]()
         for stored in self.full_axes(Store):
             # Of packed elements, the load has axes that the store has not.
             before = {next((axis for axis in axes if axis in stored), None) for axes in loaded}
-            turned += [axis for axis in stored[:1] if axis not in before]
+            transposed += [axis for axis in stored[:1] if axis not in before]
         first = {axis for axes in loaded for axis in axes[:1]}
         across = [axis for axis in reversed(self.tiled) if axis in self.reduced_axes and axis not in first]
-        return next(iter(turned + across), None)
+        return next(iter(transposed + across), None)
 
     def full_axes(self, kind: type[Load | Store]) -> list[list[Axis]]:
         """The axes of each full tensor that is loaded, or stored, innermost first."""

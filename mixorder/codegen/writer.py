@@ -25,7 +25,6 @@ from ..ir.dtypes import computed_in
 from ..ir.program import (
     SPLIT_SYMBOL,
     Accumulated,
-    AlignmentPhase,
     Axis,
     AxisClass,
     BufferRole,
@@ -35,6 +34,7 @@ from ..ir.program import (
     Nest,
     PartialAccumulate,
     Reduce,
+    RowAlignment,
     Statement,
     Store,
 )
@@ -121,7 +121,7 @@ class Writer(KernelText):
         self.batch_symbol = None if batch is None else batch.symbol
         self.batch = sympy.S.One if batch is None else batch.size
         self.columns = tuple(map(self._chunk, dims[1:]))
-        self.phase: AlignmentPhase | None = None
+        self.alignment: RowAlignment | None = None
         self.wide = self._wide({SPLIT_SYMBOL: sympy.Integer(num_splits)})
 
     def begin(self, parameters: Sequence[str], name: str = "KERNEL") -> None:
@@ -133,17 +133,19 @@ class Writer(KernelText):
     def _wide(self, splits: dict[sympy.Symbol, sympy.Expr]) -> frozenset[str]:
         """The names of what the kernel has in 64 bits: of the symbols of its loops, and of its sizes."""
         statements, loops = self.nest.statements, {axis.symbol: axis.size for axis in self.nest.loops}
-        found = [s.index for s in statements if isinstance(s, Load | Store | PartialAccumulate)]
+        indices = [s.index for s in statements if isinstance(s, Load | Store | PartialAccumulate)]
         # A loop's symbol as a value is cast where it is used (`ScalarPrinter`).
         values = [
             a for s in statements if isinstance(s, Compute) for a in s.args if isinstance(a, sympy.Expr)
         ]
         sizes = [e.xreplace(dict.fromkeys(loops, sympy.S.One)) for e in (*loops.values(), *values)]
         slots = {sympy.Symbol(b.name): b.numel for b in self.program.role(BufferRole.MAILBOX)}
-        wide = wide_symbols([*dict.fromkeys(found), *slots], loops | splits | slots) | wide_symbols(sizes, {})
+        wide = wide_symbols([*dict.fromkeys(indices), *slots], loops | splits | slots) | wide_symbols(
+            sizes, {}
+        )
         return frozenset(map(str, wide))
 
-    def widened(self, text: str, name: object) -> str:
+    def to_index_width(self, text: str, name: object) -> str:
         """The text of an integer, in 64 bits if the symbol of a loop that it is for has as many."""
         return f"({text}).to(tl.int64)" if str(name) in self.wide else text
 
@@ -171,7 +173,7 @@ class Writer(KernelText):
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
         """Number the programs: by their index on the batch axis, if there is one, then as `name`."""
         if self.batch_symbol is None:
-            self.code.writeline(f"{name} = {self.widened(number, name)}")
+            self.code.writeline(f"{name} = {self.to_index_width(number, name)}")
             return
         self.code.writeline(f"program = {number}")
         batch = texpr(self.batch)
@@ -179,15 +181,15 @@ class Writer(KernelText):
             self.code.writeline(f"batch = {batch}")
             batch = "batch"
         self.code.writeline(
-            f"{self.batch_symbol} = {self.widened(f'(program % {batch})', self.batch_symbol)}"
+            f"{self.batch_symbol} = {self.to_index_width(f'(program % {batch})', self.batch_symbol)}"
         )
-        self.code.writeline(f"{name} = {self.widened(f'program // {batch}', name)}")
+        self.code.writeline(f"{name} = {self.to_index_width(f'program // {batch}', name)}")
 
     def release(self) -> None:
         """Let the finalisation be set up; what is stored from here on depends on it."""
         number = str(SPLIT_SYMBOL)
         after = released(f"{number}.to(tl.int32)" if number in self.wide else number)
-        self.code.writeline(f"{number} = {self.widened(after, number)}")
+        self.code.writeline(f"{number} = {self.to_index_width(after, number)}")
 
     def tile_rows(self, tile: str) -> str:
         """The rows of a tile; in 64 bits where an offset may need them."""
@@ -265,14 +267,14 @@ class Writer(KernelText):
 
     def is_evicted_first(self, stmt: Load) -> bool:
         """Whether caches let the data of a load go first, so that they keep others. Full tiles are streamed.
-        The others are small tensors, what a gather reads again at another place of the row, a table that many
+        The others are small tensors, what a gather rereads at another place of the row, a table that many
         rows share, and what another kernel reads later."""
         buffer = self.program.buffer(stmt.buffer)
         reads = sum(isinstance(s, Load) and s.buffer == stmt.buffer for s in self.nest.statements)
         numel = sympy.prod(axis.size for axis in self.nest.axes)
         full = sympy.expand(buffer.numel - numel).is_nonnegative
         read_once = len(self.symbols(stmt.index)) == 2 and reads == 1 and bool(full)
-        return read_once and not (self.keeps or buffer.read_again)
+        return read_once and not (self.keeps or buffer.reread)
 
     def loaded(self, stmt: Load, text: str) -> str:
         """The text by which the kernel uses a load; a subclass may assign it to a name first."""
@@ -299,9 +301,9 @@ class Writer(KernelText):
 
     def joined(self, kind: ReductionKind, values: Sequence[str], dtype: torch.dtype) -> str:
         """Combine the chunks' tiles lane by lane, so that threads exchange their parts of a row only once."""
-        value, *others = values
-        for other in others:
-            value = str(self.ops.define(self.combined(kind, value, other, dtype), dtype))
+        value, *chunks = values
+        for chunk in chunks:
+            value = str(self.ops.define(self.combined(kind, value, chunk, dtype), dtype))
         return value
 
     def accumulate(self, stmt: PartialAccumulate) -> None:
@@ -371,12 +373,12 @@ class Writer(KernelText):
 
     def relative(self, stmt: PartialAccumulate, value: str) -> str:
         """The sums of a tile's rows, relative to the maximum of these rows."""
-        dtype, own = self.dtype(stmt), self.peak(stmt)
-        highest = own
+        dtype, peak = self.dtype(stmt), self.peak(stmt)
+        highest = peak
         for dim in self.reduced_dims(stmt):
             highest = self.reduced_along(AMAX, dtype, highest, self.dims.index(dim), 2)
-        factor = self.exponential(f"({own} - {highest})", dtype)
-        return f"tl.where({own} == float('-inf'), 0.0, {value} * {factor})"
+        factor = self.exponential(f"({peak} - {highest})", dtype)
+        return f"tl.where({peak} == float('-inf'), 0.0, {value} * {factor})"
 
     def over_tile(self, stmt: PartialAccumulate, value: str) -> str:
         for dim in self.reduced_dims(stmt):
@@ -463,23 +465,23 @@ class Writer(KernelText):
 
     def is_shifted(self, index: sympy.Expr) -> bool:
         """Whether an access is to a full tile in a kernel with shifted rows."""
-        return self.phase is not None and self.symbols(index) == self.tiled
+        return self.alignment is not None and self.symbols(index) == self.tiled
 
-    def shift(self, phase: AlignmentPhase) -> None:
+    def shift(self, alignment: RowAlignment) -> None:
         """The offset of this program's rows from a boundary: one, because they are `period` apart."""
-        self.phase = phase
-        first = f"{SPLIT_SYMBOL} % {phase.period}"
-        first = f"({first}).to(tl.int64)" if phase.stride * phase.period >= INT32_LIMIT else first
+        self.alignment = alignment
+        first = f"{SPLIT_SYMBOL} % {alignment.period}"
+        first = f"({first}).to(tl.int64)" if alignment.stride * alignment.period >= INT32_LIMIT else first
         self.code.writeline(f"first = {first}")
-        self.code.writeline(f"shift = (first * {phase.stride}) % {phase.elements}")
+        self.code.writeline(f"shift = (first * {alignment.stride}) % {alignment.elements}")
 
     def shifted_columns(self, start: str, end: str) -> None:
         """Columns `start` to `end`, shifted so that lanes begin at a boundary. Masks for wide accesses:
         `whole` where all of its columns are in this range, `near` where some are."""
-        assert self.phase is not None
-        y, n = self.dims[1], self.phase.elements
+        assert self.alignment is not None
+        y, n = self.dims[1], self.alignment.elements
         self.code.writeline(f"lane_offset = {start} + tl.arange(0, R0_BLOCK)[None, :]")
-        self.code.writeline(f"{y.symbol} = {self.widened('lane_offset - shift', y.symbol)}")
+        self.code.writeline(f"{y.symbol} = {self.to_index_width('lane_offset - shift', y.symbol)}")
         self.code.writeline(f"{y.mask} = ({y.symbol} >= {start}) & ({y.symbol} < {end})")
         group = f"({start} - shift + tl.arange(0, R0_BLOCK)[None, :] // {n} * {n})"
         self.code.writeline(f"{NEAR} = {group} < {end}")
@@ -487,10 +489,10 @@ class Writer(KernelText):
 
     def shifted_rows(self, tile: str) -> None:
         """Every `period`-th row from `first`, and the offsets at which their columns begin."""
-        assert self.phase is not None
-        x, phase = self.dims[0], self.phase
+        assert self.alignment is not None
+        x, alignment = self.dims[0], self.alignment
         rows = self.tile_rows(f"({tile})")
-        self.code.writeline(f"{x.symbol} = ({rows}) * {phase.period} + first")
+        self.code.writeline(f"{x.symbol} = ({rows}) * {alignment.period} + first")
         # Divided and multiplied, so that Triton sees a multiple of `n` (a hint is lost in a tile of one row).
-        n = phase.elements
-        self.code.writeline(f"start = ({x.symbol} * {phase.stride} - shift) // {n} * {n}")
+        n = alignment.elements
+        self.code.writeline(f"start = ({x.symbol} * {alignment.stride} - shift) // {n} * {n}")

@@ -47,7 +47,7 @@ def late(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         if not any(map(launches_ours, nodes)):
             return original(nodes, buffers, fused, given, results, *args)
         groups = grouped(unpacked(sunk(nodes)))
-        inside = {one.get_name(): group for group in groups for one in group.get_nodes()}
+        inside = {member.get_name(): group for group in groups for member in group.get_nodes()}
         tried: list[list[Any]] = []
         token = _tried.set(tried)
         try:
@@ -58,7 +58,7 @@ def late(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         timeline = memory.compute_memory_timeline(tried[-1], freed, results)[0]
         libraries = {group for group in groups if any(map(_has_several, group.get_nodes()))}
         order = least(tried, tensors(tried[-1], timeline), libraries)
-        flat = [one for node in order for one in (node.snodes if _is_group(node) else [node])]
+        flat = [member for node in order for member in (node.snodes if _is_group(node) else [node])]
         # What Inductor noted of the groups' memory is noted of their parts, for the passes that follow.
         memory.prepare_planning_info(flat, buffers, fused, given, results)
         return flat
@@ -122,23 +122,23 @@ def grouped(nodes: list[Any]) -> list[Any]:
     right after it that read its results as one node; so is a kernel with what takes its results apart."""
     from torch._inductor.scheduler import GroupedSchedulerNode
 
-    parts: list[list[Any]] = []
+    node_groups: list[list[Any]] = []
     waiting: list[Any] = []  # empty buffers whose launch comes next
     for node in nodes:
         if _is_empty(node):
             waiting.append(node)
             continue
-        if _unpacks(node) and not waiting and parts and _reads(node, parts[-1]):
-            parts[-1].append(node)
+        if _unpacks(node) and not waiting and node_groups and _reads(node, node_groups[-1]):
+            node_groups[-1].append(node)
         elif not launches_ours(node):
-            parts += [[one] for one in (*waiting, node)]
-        elif parts and _reads(node, parts[-1]):
-            parts[-1] += [*waiting, node]
+            node_groups += [[single] for single in (*waiting, node)]
+        elif node_groups and _reads(node, node_groups[-1]):
+            node_groups[-1] += [*waiting, node]
         else:
-            parts.append([*waiting, node])
+            node_groups.append([*waiting, node])
         waiting = []
-    parts += [[one] for one in waiting]
-    return [GroupedSchedulerNode(p[0].scheduler, p) if len(p) > 1 else p[0] for p in parts]
+    node_groups += [[single] for single in waiting]
+    return [GroupedSchedulerNode(p[0].scheduler, p) if len(p) > 1 else p[0] for p in node_groups]
 
 
 def sunk(nodes: list[Any]) -> list[Any]:
@@ -156,7 +156,7 @@ def sunk(nodes: list[Any]) -> list[Any]:
         if user is not None and launches_ours(user):
             before[user].append(node)
     moved = {node for group in before.values() for node in group}
-    return [one for node in nodes if node not in moved for one in (*before.get(node, ()), node)]
+    return [placed for node in nodes if node not in moved for placed in (*before.get(node, ()), node)]
 
 
 def unpacked(nodes: list[Any]) -> list[Any]:
@@ -171,9 +171,9 @@ def unpacked(nodes: list[Any]) -> list[Any]:
     moved = {node for group in behind.values() for node in group}
 
     def following(node: Any) -> list[Any]:
-        return [node, *(one for taken in behind.get(node, ()) for one in following(taken))]
+        return [node, *(follower for taken in behind.get(node, ()) for follower in following(taken))]
 
-    return [one for node in nodes if node not in moved for one in following(node)]
+    return [follower for node in nodes if node not in moved for follower in following(node)]
 
 
 def _has_several(node: Any) -> bool:
@@ -192,8 +192,8 @@ def _unpacks(node: Any) -> bool:
 
 def _reads(node: Any, group: list[Any]) -> bool:
     """Whether a node reads what one of a group wrote: of a launch, what a launch wrote."""
-    made = (one for one in group if launches_ours(one) or _unpacks(node))
-    written = {b.get_name() for one in made for b in one.get_outputs()}
+    made = (writer for writer in group if launches_ours(writer) or _unpacks(node))
+    written = {b.get_name() for writer in made for b in writer.get_outputs()}
     return any(dependency.name in written for dependency in node.unmet_dependencies)
 
 

@@ -61,12 +61,12 @@ def _in_float32(op: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel of an operator that casts tensors of half precision first."""
     below = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
-    def widened(tensor: torch.Tensor) -> torch.Tensor:
+    def to_float32(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize == 2 else tensor
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(below):
-            args, kwargs = tree_map_only(torch.Tensor, widened, (args, kwargs))
+            args, kwargs = tree_map_only(torch.Tensor, to_float32, (args, kwargs))
             return op(*args, **kwargs)
 
     return kernel

@@ -62,7 +62,7 @@ def promises_bits() -> str:
     return versions.promises_bits(inductor_config)
 
 
-def traces_backward_again() -> bool:
+def retraces_backward() -> bool:
     """Whether torch.compile uses compiled autograd, which traces backwards again, without marks of nodes."""
     return bool(dynamo_config.compiled_autograd)
 

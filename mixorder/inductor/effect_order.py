@@ -42,7 +42,7 @@ def _wait(lowering: Any, made: list[Any]) -> None:
     from torch._inductor.ir import ExternKernel, MultiOutput
 
     earlier = _earlier.setdefault(lowering, [])
-    for one in made:
-        if isinstance(one, ExternKernel) and not isinstance(one, MultiOutput):
-            lowering.additional_buffer_deps[one.get_operation_name()].update(earlier)
-            earlier.append(one.get_outputs()[0].get_name())
+    for operation in made:
+        if isinstance(operation, ExternKernel) and not isinstance(operation, MultiOutput):
+            lowering.additional_buffer_deps[operation.get_operation_name()].update(earlier)
+            earlier.append(operation.get_outputs()[0].get_name())

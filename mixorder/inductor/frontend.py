@@ -40,9 +40,9 @@ def decomposed_as_on_gpu() -> Iterator[None]:
     original = FakeTensor.device
 
     def device(self: FakeTensor) -> Any:
-        found = original.__get__(self)
+        actual = original.__get__(self)
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        return _CalledGpu("cpu") if found.type == "cpu" and caller.startswith(DECOMPOSITIONS) else found
+        return _CalledGpu("cpu") if actual.type == "cpu" and caller.startswith(DECOMPOSITIONS) else actual
 
     FakeTensor.device = property(device, original.__set__)  # type: ignore[assignment]
     try:
@@ -102,14 +102,14 @@ def run_by_node(gm: GraphModule, called: Callable[[], object] = lambda: None) ->
     node by node and frees its arguments."""
     lay = lays.get()
     computed = [n for n in gm.graph.nodes if n.op == "call_function" and not is_view(n)]
-    orders = {node: order for node in computed if (order := _order(node.meta.get("val"))) is not None}
+    stride_orders = {node: order for node in computed if (order := _order(node.meta.get("val"))) is not None}
     if lay is not None:
-        free = [n for n in orders if is_stored_freely(n) and not any(map(_takes_strides, readers(n)))]
-        orders |= {n: lay(len(orders[n])) for n in free}
+        free = [n for n in stride_orders if is_stored_freely(n) and not any(map(_takes_strides, readers(n)))]
+        stride_orders |= {n: lay(len(stride_orders[n])) for n in free}
 
     def call(args: list[Any]) -> Any:
         called()
-        return _AsStored(gm, orders).boxed_run(args)
+        return _AsStored(gm, stride_orders).boxed_run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
@@ -140,40 +140,40 @@ def _hint(n: int | torch.SymInt) -> int:
     return int(hint) if hint is not None and hint > 1 else 0
 
 
-def _laid(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+def _in_dim_order(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """A tensor, or a copy of it, whose dims lie in an order without gaps."""
-    moved = tensor.permute(order)
-    if moved.is_contiguous():
+    permuted = tensor.permute(order)
+    if permuted.is_contiguous():
         return tensor
-    return moved.contiguous().permute([*map(order.index, range(len(order)))])
+    return permuted.contiguous().permute([*map(order.index, range(len(order)))])
 
 
 class _AsStored(Interpreter):
-    """Results lie as Inductor stores them, dense ones in `orders`. Eager operators give others than those
-    with fake tensors, such as for the product of an expanded tensor and a transposed one. What loops compute
-    lies for a launch as that states. Of all else, Inductor makes a copy if it lies otherwise: AssertionError,
-    as no launch of ours asks for one."""
+    """Results lie as Inductor stores them, dense ones in `stride_orders`. Eager operators give others than
+    those with fake tensors, such as for the product of an expanded tensor and a transposed one. What loops
+    compute lies for a launch as that states. Of all else, Inductor makes a copy if it lies otherwise:
+    AssertionError, as no launch of ours asks for one."""
 
-    def __init__(self, gm: GraphModule, orders: Mapping[Node, Sequence[int]]) -> None:
+    def __init__(self, gm: GraphModule, stride_orders: Mapping[Node, Sequence[int]]) -> None:
         super().__init__(gm)
-        self.orders = orders
+        self.stride_orders = stride_orders
         self.copied: list[tuple[torch.Tensor, torch.Tensor]] = []  # operands of a launch, and their copies
 
     def run_node(self, n: Node) -> Any:
-        result, order = super().run_node(n), self.orders.get(n)
+        result, order = super().run_node(n), self.stride_orders.get(n)
         while self.copied:
             operand, copy = self.copied.pop()
             if 0 not in operand.stride():
                 operand.copy_(copy)  # the launch may have written there
-        return result if order is None else _laid(result, order)
+        return result if order is None else _in_dim_order(result, order)
 
     def fetch_args_kwargs_from_env(self, n: Node) -> tuple[Any, Any]:
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         if n.target in LAUNCHES and (vals := n.meta.get("eager_input_vals")) is not None:
             nodes: Any = n.kwargs["kwargs"]
             given, stated = kwargs["kwargs"].items(), vals[1]["kwargs"]
-            laid = {name: self._as_stated(nodes[name], value, stated[name]) for name, value in given}
-            kwargs = {**kwargs, "kwargs": laid}
+            operands = {name: self._as_stated(nodes[name], value, stated[name]) for name, value in given}
+            kwargs = {**kwargs, "kwargs": operands}
         return args, kwargs
 
     def _as_stated(self, node: Any, value: Any, stated: Any) -> Any:
@@ -183,12 +183,12 @@ class _AsStored(Interpreter):
         strides, order = stated.stride(), _order(stated)
         if all(isinstance(n, int) for n in strides):
             dims = zip(value.shape, value.stride(), strides, strict=True)
-            if all(n == 1 or own == other for n, own, other in dims):
+            if all(n == 1 or stride == wanted for n, stride, wanted in dims):
                 return value
             copy = torch.empty_strided(value.shape, strides, dtype=value.dtype)
             once = tuple(slice(0, 1 if n == 0 else None) for n in strides)
             copy[once].copy_(value[once])
-        elif order is None or (copy := _laid(value, order)) is value:
+        elif order is None or (copy := _in_dim_order(value, order)) is value:
             return value
         assert is_stored_freely(node), f"{node} has strides {value.stride()}, and a launch states {strides}"
         self.copied.append((value, copy))

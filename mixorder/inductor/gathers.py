@@ -20,14 +20,14 @@ from torch._inductor.virtualized import ops
 aten = torch.ops.aten
 
 
-def cat(parts: Sequence[TensorBox], dim: int = 0) -> TensorBox:
-    """The parts one after the other along `dim`, in their common dtype."""
-    dtype = functools.reduce(torch.promote_types, (part.get_dtype() for part in parts))
+def cat(tensors: Sequence[TensorBox], dim: int = 0) -> TensorBox:
+    """The tensors one after the other along `dim`, in their common dtype."""
+    dtype = functools.reduce(torch.promote_types, (tensor.get_dtype() for tensor in tensors))
     cast = lowerings[torch.ops.prims.convert_element_type.default]
-    loaders = [cast(part, dtype).make_loader() for part in parts]
-    size = list(parts[0].get_size())
+    loaders = [cast(tensor, dtype).make_loader() for tensor in tensors]
+    size = list(tensors[0].get_size())
     dim %= len(size)
-    ends = list(itertools.accumulate(part.get_size()[dim] for part in parts))
+    ends = list(itertools.accumulate(tensor.get_size()[dim] for tensor in tensors))
     starts = [sympy.S.Zero, *ends[:-1]]
     size[dim] = ends[-1]
 
@@ -45,7 +45,7 @@ def cat(parts: Sequence[TensorBox], dim: int = 0) -> TensorBox:
                 value = ops.where(before_end, ops.masked(inside, functools.partial(load, place), 0), value)
         return value
 
-    return _loop(parts[0], dtype, inner_fn, size)
+    return _loop(tensors[0], dtype, inner_fn, size)
 
 
 def pad(x: TensorBox, padding: Sequence[Any], value: float = 0) -> TensorBox:

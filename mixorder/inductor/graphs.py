@@ -49,8 +49,8 @@ CONTRACTED = "mixorder_contracted"
 RECOMPUTE = "recompute"
 """Metadata of a node in a joint graph: its policy of activation checkpointing."""
 
-AGAIN = "mixorder_again"
-"""Metadata of a node that a backward computes again, and that has to have the bits of the forward."""
+RECOMPUTED = "mixorder_again"
+"""Metadata of a node that a backward recomputes, and that has to have the bits of the forward."""
 
 
 @functools.cache
@@ -137,10 +137,10 @@ def mark_donated(graph: torch.fx.Graph, **kwargs: Any) -> tuple[tuple[int, bool]
     count = Counter(map(get_node_storage, inputs))
     # The indices are of the backward, and are also known while the forward is compiled.
     whole = kwargs.get("is_backward") and not calls_graphs(graph)
-    own = [i for i in indices if i < len(inputs)] if whole else []
+    donated_indices = [i for i in indices if i < len(inputs)] if whole else []
     for i, node in enumerate(inputs):
-        node.meta[DONATED] = i in own and count[get_node_storage(node)] == 1
-    return tuple((i, inputs[i].meta[DONATED]) for i in own)
+        node.meta[DONATED] = i in donated_indices and count[get_node_storage(node)] == 1
+    return tuple((i, inputs[i].meta[DONATED]) for i in donated_indices)
 
 
 def donated(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
@@ -187,8 +187,8 @@ def contract_always(node: torch.fx.Node) -> None:
 
 
 def leave_to_inductor(node: torch.fx.Node) -> None:
-    """Let no region have a node, in the forward and where the backward computes it again."""
-    _mark(node, AGAIN, "again")
+    """Let no region have a node, in the forward and where the backward recomputes it."""
+    _mark(node, RECOMPUTED, "again")
 
 
 def _mark(node: torch.fx.Node, key: str, word: str) -> None:
@@ -199,12 +199,15 @@ def _mark(node: torch.fx.Node, key: str, word: str) -> None:
         node._rename(f"{node.name}_{word}")
 
 
-def is_computed_again(node: torch.fx.Node) -> bool:
-    """Whether a node of a joint graph is checkpointed, so that the backward computes it again if it needs the
+def is_recomputed(node: torch.fx.Node) -> bool:
+    """Whether a node of a joint graph is checkpointed, so that the backward recomputes it if it needs the
     result and does not save it. What needs no gradient may be checkpointed as well, and has no backward."""
-    again = node.meta.get(RECOMPUTE) in (CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE)
+    recomputed = node.meta.get(RECOMPUTE) in (
+        CheckpointPolicy.PREFER_RECOMPUTE,
+        CheckpointPolicy.MUST_RECOMPUTE,
+    )
     # AOTAutograd names the inputs of a graph without a backward so.
-    return again and not all(n.name.startswith("arg") for n in node.graph.find_nodes(op="placeholder"))
+    return recomputed and not all(n.name.startswith("arg") for n in node.graph.find_nodes(op="placeholder"))
 
 
 def may_be_saved(node: torch.fx.Node) -> bool:
@@ -214,10 +217,10 @@ def may_be_saved(node: torch.fx.Node) -> bool:
 
 
 def save_for_backward(node: torch.fx.Node) -> None:
-    """Let the partitioner of a joint graph save what a node gives, instead of computing it again."""
+    """Let the partitioner of a joint graph save what a node gives, instead of recomputing it."""
     several = isinstance(node.meta.get("val"), tuple)
-    for one in (node, *(node.users if several else ())):
-        one.meta[RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+    for saved in (node, *(node.users if several else ())):
+        saved.meta[RECOMPUTE] = CheckpointPolicy.MUST_SAVE
 
 
 def launch_arguments(

@@ -258,15 +258,15 @@ def _reduce_by_halves() -> None:
         rank = inputs[0].handle.data.ndim
         values, axis = self.unravel(inputs, self.axis)
         dtypes = [value.dtype for value in values]
-        parts = [numpy.moveaxis(value.handle.data, axis, 0) for value in values]
-        while len(parts[0]) > 1:
-            assert len(parts[0]) % 2 == 0
-            pairs = [part[side::2] for side in (0, 1) for part in parts]
+        elements = [numpy.moveaxis(value.handle.data, axis, 0) for value in values]
+        while len(elements[0]) > 1:
+            assert len(elements[0]) % 2 == 0
+            pairs = [array[side::2] for side in (0, 1) for array in elements]
             operands = [self.to_tensor(d, t) for d, t in zip(pairs, dtypes * 2, strict=True)]
             result = self.combine_fn.fn(*operands)
             results = result if isinstance(result, (tuple, tl.tuple)) else (result,)
-            parts = [r.handle.data for r in results]
-        joined = [part[0] for part in parts]
+            elements = [r.handle.data for r in results]
+        joined = [array[0] for array in elements]
         if self.keep_dims:
             kept = range(rank) if self.axis is None else axis
             joined = [numpy.expand_dims(data, kept) for data in joined]

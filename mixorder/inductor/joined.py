@@ -47,8 +47,14 @@ def realized(original: Callable[..., Any]) -> Callable[..., Any]:
         buffer, node = _operand(source)
         if node is None or not isinstance(place, ir.ReinterpretView) or not _is_there(node, place.layout):
             return original(source, place, *alias, **may_alias)
-        own = buffer.layout
-        there = ir.FixedLayout(own.device, own.dtype, own.size, own.stride, place.layout.offset)
+        buffer_layout = buffer.layout
+        there = ir.FixedLayout(
+            buffer_layout.device,
+            buffer_layout.dtype,
+            buffer_layout.size,
+            buffer_layout.stride,
+            place.layout.offset,
+        )
         layout = ir.NonOwningLayout(ir.ReinterpretView(data=place.data, layout=there))
         if not layout.maybe_guard_aligned():  # the kernel is for results that start at a boundary
             return original(source, place, *alias, **may_alias)
@@ -74,9 +80,9 @@ def _launched(lowering: Any, cat: Node) -> Iterator[tuple[Any, Node]]:
         user, node = cat, operand
         while _is_view(node) and list(node.users) == [user]:
             user, node = node, node.args[0]
-        others = [u for u in node.users if our_kernel(u.kwargs.get("kernel_idx")) is None]
-        is_written = node.target is aten.empty_strided.default and len(others) < len(node.users)
-        if is_written and others == [user] and operands.count(operand) == 1:
+        readers = [u for u in node.users if our_kernel(u.kwargs.get("kernel_idx")) is None]
+        is_written = node.target is aten.empty_strided.default and len(readers) < len(node.users)
+        if is_written and readers == [user] and operands.count(operand) == 1:
             yield _buffer(lowering.env[operand]), operand
 
 
@@ -87,7 +93,7 @@ def _is_view(node: Node) -> bool:
 def _operand(source: Any) -> tuple[Any, Node | None]:
     """The buffer that a launch wrote, and the node that shows it; None for any other operand."""
     buffer = _buffer(source)
-    return buffer, next((node for one, node in _written.get() if one is buffer), None)
+    return buffer, next((node for written, node in _written.get() if written is buffer), None)
 
 
 def _buffer(value: Any) -> Any:
@@ -103,4 +109,4 @@ def _is_there(node: Node, place: Any) -> bool:
     """Whether the elements of an operand lie as they are to lie in the whole, wherever the first one is."""
     val = node.meta["val"]
     strides = zip(val.shape, val.stride(), place.stride, strict=True)
-    return all(n == 1 or own == there for n, own, there in strides)
+    return all(n == 1 or stride == there for n, stride, there in strides)

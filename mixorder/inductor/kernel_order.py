@@ -26,7 +26,7 @@ class Tensor:
     """Bytes of a buffer when it is made and when it is freed; the node that makes it, None for an input of
     the graph; those that read it; whether the graph returns it.
 
-    `parts`: of these nodes, as several loops may be one kernel, the loop that makes it, or the last to read
+    `loops`: of these nodes, as several loops may be one kernel, the loop that makes it, or the last to read
     it."""
 
     made: int
@@ -34,7 +34,7 @@ class Tensor:
     maker: Any
     readers: tuple[Any, ...]
     returned: bool
-    parts: Mapping[Any, Any] = field(default_factory=dict)
+    loops: Mapping[Any, Any] = field(default_factory=dict)
 
 
 def tensors(nodes: Sequence[Any], timeline: Sequence[Any]) -> list[Tensor]:
@@ -47,31 +47,31 @@ def tensors(nodes: Sequence[Any], timeline: Sequence[Any]) -> list[Tensor]:
     for buffer in (buffer for node in nodes for buffer in node.get_outputs()):
         for name in buffer.get_mutations():
             over.setdefault(name, []).append(buffer)
-    found = []
+    held = []
     for info in timeline:
         given = _is_given(info.buffer)
         names = list(_written_over(info.buffer, over)) if given else [info.buffer]
         readers = {node: None for buffer in names for node in buffer.mpi_buffer.succ_nodes}
         returned = any(last.get(buffer.get_name(), 0) < 0 for buffer in names)
         maker = None if given else nodes[info.start_step]
-        parts = {node: _last_part(node, {buffer.get_name() for buffer in names}) for node in readers}
+        loops = {node: _last_loop(node, {buffer.get_name() for buffer in names}) for node in readers}
         if maker is not None:
-            parts[maker] = _last_part(maker, {info.buffer.get_name()})
-        found.append(Tensor(info.size_alloc, info.size_free, maker, tuple(readers), returned, parts))
-    return found
+            loops[maker] = _last_loop(maker, {info.buffer.get_name()})
+        held.append(Tensor(info.size_alloc, info.size_free, maker, tuple(readers), returned, loops))
+    return held
 
 
-def _last_part(node: Any, names: Set[str]) -> Any:
+def _last_loop(node: Any, names: Set[str]) -> Any:
     """The last of a kernel's loops that reads or writes one of some buffers, if any does."""
-    using = [one for one in node.get_nodes() if not names.isdisjoint(one.used_or_aliased_buffer_names())]
+    using = [loop for loop in node.get_nodes() if not names.isdisjoint(loop.used_or_aliased_buffer_names())]
     return using[-1] if using else None
 
 
 def _written_over(buffer: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[Any]:
     """A buffer, and all that have its memory after it."""
     yield buffer
-    for one in over.get(buffer.get_name(), ()):
-        yield from _written_over(one, over)
+    for mutation in over.get(buffer.get_name(), ()):
+        yield from _written_over(mutation, over)
 
 
 def least(
@@ -87,9 +87,12 @@ def least(
 
     peaks = {order: max(held_at(order, held)) for order in map(tuple, orders)}
     promising = [order for order, peak in peaks.items() if peak <= PROMISING * min(peaks.values())]
-    found = [(order, held_at(order, held)) for order in (lowered(nodes, held) for nodes in promising)]
-    lowest = min(max(taken) for _, taken in found)
-    return min((one for one in found if max(one[1]) <= NEAR * lowest), key=lambda one: most(*one))[0]
+    candidates = [(order, held_at(order, held)) for order in (lowered(nodes, held) for nodes in promising)]
+    lowest = min(max(taken) for _, taken in candidates)
+    return min(
+        (candidate for candidate in candidates if max(candidate[1]) <= NEAR * lowest),
+        key=lambda candidate: most(*candidate),
+    )[0]
 
 
 def lowered(nodes: Sequence[Any], held: Sequence[Tensor]) -> list[Any]:
@@ -100,11 +103,11 @@ def lowered(nodes: Sequence[Any], held: Sequence[Tensor]) -> list[Any]:
         before, vain = order, 0
         peaks = [node for node, taken in zip(order, best, strict=False) if taken == max(best)]
         for node, late, peak in chain.from_iterable(_moves(order, held, peak) for peak in peaks):
-            if (other := _moved(order, node, late, peak)) is None:
+            if (candidate := _moved(order, node, late, peak)) is None:
                 continue
-            now = held_at(other, held)
+            now = held_at(candidate, held)
             if sorted(now, reverse=True)[:HIGHEST] < sorted(best, reverse=True)[:HIGHEST]:
-                order, best = other, now
+                order, best = candidate, now
             elif (vain := vain + 1) == MOVES:
                 break
         if order is before:
@@ -120,68 +123,72 @@ def held_at(nodes: Sequence[Any], held: Iterable[Tensor]) -> list[int]:
     changes = [0] * (len(nodes) + 1)
     # By step, bytes, and loop of the step's kernel.
     results, operands = Counter[tuple[int, int, Any]](), Counter[tuple[int, int, Any]]()
-    for one in held:
-        first, last = _span(one, step)
-        changes[first] += one.made
-        if one.maker is not None:
-            results[first, one.made, one.parts.get(one.maker)] += 1
-        if one.returned:
+    for tensor in held:
+        first, last = _span(tensor, step)
+        changes[first] += tensor.made
+        if tensor.maker is not None:
+            results[first, tensor.made, tensor.loops.get(tensor.maker)] += 1
+        if tensor.returned:
             continue
-        changes[last + 1] -= one.freed
-        if one.maker is None or last > first:
-            operands[last, one.freed, one.parts.get(nodes[last])] += 1
-    found = list(accumulate(changes))
+        changes[last + 1] -= tensor.freed
+        if tensor.maker is None or last > first:
+            operands[last, tensor.freed, tensor.loops.get(nodes[last])] += 1
+    totals = list(accumulate(changes))
     for (at, size, _), count in (results & operands).items():
-        found[at] -= size * count * _is_loops(nodes[at])
-    return found
+        totals[at] -= size * count * _is_loops(nodes[at])
+    return totals
 
 
-def _span(one: Tensor, step: dict[Any, int]) -> tuple[int, int]:
-    first = 0 if one.maker is None else step[one.maker]
-    return first, max((step[node] for node in one.readers), default=first)
+def _span(tensor: Tensor, step: dict[Any, int]) -> tuple[int, int]:
+    first = 0 if tensor.maker is None else step[tensor.maker]
+    return first, max((step[node] for node in tensor.readers), default=first)
 
 
 def _moves(nodes: list[Any], held: Iterable[Tensor], peak: Any) -> Iterator[tuple[Any, bool, Any]]:
     """What moves past the kernel at the peak: a kernel that makes a tensor which is held there, to a later
     place, or the last that reads it, to an earlier one; the largest tensors first. Both with that kernel."""
     step = {node: i for i, node in enumerate(nodes)}
-    at, spans = step[peak], [(one, *_span(one, step)) for one in held]
-    there = [(one, first, last) for one, first, last in spans if first <= at and (one.returned or last > at)]
-    for one, first, last in sorted(there, key=lambda found: -found[0].made):
-        if one.maker is not None and first < at:
-            yield one.maker, True, peak
-        if not one.returned:
+    at, spans = step[peak], [(tensor, *_span(tensor, step)) for tensor in held]
+    there = [
+        (tensor, first, last)
+        for tensor, first, last in spans
+        if first <= at and (tensor.returned or last > at)
+    ]
+    for tensor, first, last in sorted(there, key=lambda entry: -entry[0].made):
+        if tensor.maker is not None and first < at:
+            yield tensor.maker, True, peak
+        if not tensor.returned:
             yield nodes[last], False, peak
 
 
 def _moved(nodes: list[Any], node: Any, late: bool, peak: Any) -> list[Any] | None:
     """The kernels with one, and those that depend on it, behind the one at the peak; or, with all that it
     needs, in front of it. None if the two depend on each other, or if it is there already."""
-    step = {one: i for i, one in enumerate(nodes)}
+    step = {kernel: i for i, kernel in enumerate(nodes)}
     at = step[peak]
     if (step[node] < at) is not late:
         return None
-    found = _waiting(nodes, step[node], at) if late else _needed(node, step, at)
-    return None if peak in found else _with(nodes, found, at + late)
+    moving = _waiting(nodes, step[node], at) if late else _needed(node, step, at)
+    return None if peak in moving else _with(nodes, moving, at + late)
 
 
 def _needed(node: Any, step: dict[Any, int], first: int) -> set[Any]:
     """A node, and what it waits for from a step on."""
-    found, todo = {node}, [node]
+    needed, todo = {node}, [node]
     while todo:
-        new = {n for n in todo.pop().mpi_node.pred_nodes if step[n] >= first} - found
-        found |= new
+        new = {n for n in todo.pop().mpi_node.pred_nodes if step[n] >= first} - needed
+        needed |= new
         todo += new
-    return found
+    return needed
 
 
 def _waiting(nodes: list[Any], first: int, last: int) -> set[Any]:
     """The node at a step, and what waits for it up to another step."""
-    found = {nodes[first]}
+    waiting = {nodes[first]}
     for node in nodes[first + 1 : last + 1]:
-        if not found.isdisjoint(node.mpi_node.pred_nodes):
-            found.add(node)
-    return found
+        if not waiting.isdisjoint(node.mpi_node.pred_nodes):
+            waiting.add(node)
+    return waiting
 
 
 def _with(nodes: list[Any], moved: set[Any], place: int) -> list[Any]:

@@ -75,10 +75,10 @@ def _meta(kernel_name: str) -> str:
     names = (kernel_name, kernel_name.rpartition("_")[0])
     early = "'launch_pdl': True, " if not _waiting.isdisjoint(names) else ""
     # A product in bfloat16 that is added in bfloat16 would become one instruction on sm_90.
-    apart = emulates_precision_casts() or not _exact.isdisjoint(names)
+    no_fma = emulates_precision_casts() or not _exact.isdisjoint(names)
     most = max(_registers.get(name, 0) for name in names)
     limit = f"'{LIMIT}': {most}, " if most else ""
-    return early + ("'enable_fp_fusion': False, " if apart else "") + limit
+    return early + ("'enable_fp_fusion': False, " if no_fma else "") + limit
 
 
 def fit(module: ModuleType) -> None:
@@ -107,10 +107,13 @@ def _loaded(original: Callable[[Any], None]) -> Callable[[Any], None]:
     def _make_launchers(self: Any) -> None:
         original(self)
         while _is_ours(self) and (limit := self.triton_meta.get(LIMIT, 0)) in LARGER:
-            if max((getattr(one, "n_spills", 0) or 0 for one in self.launchers), default=0) <= MOST_SPILLED:
+            if (
+                max((getattr(launcher, "n_spills", 0) or 0 for launcher in self.launchers), default=0)
+                <= MOST_SPILLED
+            ):
                 return
             self.triton_meta[LIMIT] = LARGER[limit]
-            _compile_again(self, self.compile_results[-1].config)
+            _recompile(self, self.compile_results[-1].config)
             self.launchers = []
             original(self)
 
@@ -132,7 +135,7 @@ def _loaded_with_fewer_stages(original: Callable[[Any], None]) -> Callable[[Any]
             fewer.num_stages -= 1
             if "NUM_STAGES" in fewer.kwargs:
                 fewer.kwargs["NUM_STAGES"] = fewer.num_stages
-            _compile_again(self, fewer)
+            _recompile(self, fewer)
 
     return _loaded(fitting)
 
@@ -141,7 +144,7 @@ def _is_ours(tuner: Any) -> bool:
     return bool(tuner.fn.__name__.startswith(PREFIX))
 
 
-def _compile_again(tuner: Any, config: Any) -> None:
+def _recompile(tuner: Any, config: Any) -> None:
     """With another config, or other entries of `triton_meta`."""
     if tuner.fn.fn is None:  # compiled in another process, which returns only the result
         tuner.fn = tuner._reload_kernel().fn

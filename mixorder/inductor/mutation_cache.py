@@ -68,8 +68,8 @@ def _without_effects(original: Callable[..., Any]) -> Callable[..., Any]:
     def ttir_to_functions(*args: Any) -> Any:
         functions = original(*args)
         if _is_own.get():
-            for found in (found for ops in functions.values() for found in ops.values()):
-                found[:] = [dataclasses.replace(op, is_pure=True) for op in found]
+            for block in (block for ops in functions.values() for block in ops.values()):
+                block[:] = [dataclasses.replace(op, is_pure=True) for op in block]
         return functions
 
     return ttir_to_functions
@@ -84,11 +84,11 @@ def _shared(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(kernel, kwargs, *rest, **named)
         if key not in known:
             _refusal.set(None)
-            own = _is_own.set(True)
+            token = _is_own.set(True)
             try:
                 result = original(kernel, kwargs, *rest, **named)
             finally:
-                _is_own.reset(own)
+                _is_own.reset(token)
             if _refusal.get() is not None:
                 return result
             known[key] = result

@@ -32,7 +32,7 @@ INDEX_FUNCTIONS: dict[str, Callable[..., int]] = {
     "Mod": lambda at, by: at % by,
     "PythonMod": lambda at, by: at % by,
     "CeilDiv": lambda at, by: -(-at // by),
-    "Where": lambda condition, one, other: one if condition else other,
+    "Where": lambda condition, then, otherwise: then if condition else otherwise,
     "Identity": lambda at: at,
 }
 """The functions in indices on numbers, by name."""
@@ -58,9 +58,9 @@ class _Guards:
     def __init__(self, shape_env: Any) -> None:
         self.shape_env = shape_env
         self.known: dict[sympy.Expr, sympy.Expr] = {}  # sizes that were asked for, and their canonical form
-        self.sums: dict[sympy.Expr, sympy.Expr] = {}  # and those of their parts, after one step
+        self.sums: dict[sympy.Expr, sympy.Expr] = {}  # and those of their terms, after one step
         equal = _equal_symbols(guard.expr for guard in shape_env.guards)
-        self.equal = {symbol: shape_env.simplify(other) for symbol, other in equal.items()}
+        self.equal = {symbol: shape_env.simplify(expr) for symbol, expr in equal.items()}
         self.divisible = {self._plain(remainder) for remainder in shape_env.divisible}
         self.made: dict[int, tuple[object, Any]] = {}  # what `once_a_graph` has made of each object
 
@@ -68,11 +68,11 @@ class _Guards:
         # What is left of one product may be another: `a // b * b`, where `b` divides `a`.
         steps = [size]
         while (last := steps[-1]) not in self.known:
-            found = self._found(last)
-            if found in steps or len(steps) == MOST_STEPS:
+            simpler = self._found(last)
+            if simpler in steps or len(steps) == MOST_STEPS:
                 self.known[last] = last
             else:
-                steps.append(found)
+                steps.append(simpler)
         self.known.update(dict.fromkeys(steps, self.known[last]))
         return self.known[size]
 
@@ -105,28 +105,28 @@ class _Guards:
             return factor
         return factor.func(*map(self._sum, factor.args))
 
-    def _exact(self, whole: sympy.Expr, part: sympy.Expr) -> sympy.Expr | None:
+    def _exact(self, whole: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
         """A quotient as a fraction, where there is no remainder: torch says so, or a number divides it. A
         length that was padded to windows of 7 is a multiple of 7, and has 7 to each of its windows."""
-        if isinstance(part, FloorDiv) and part.args[0] == whole and _divides(part.args[1], whole):
-            return part.args[1]
-        exact = _divides(part, whole) or Mod(whole, part) in self.divisible
-        return whole / part if exact else None
+        if isinstance(divisor, FloorDiv) and divisor.args[0] == whole and _divides(divisor.args[1], whole):
+            return divisor.args[1]
+        exact = _divides(divisor, whole) or Mod(whole, divisor) in self.divisible
+        return whole / divisor if exact else None
 
 
 def _equal_symbols(guards: Iterable[sympy.Expr]) -> dict[sympy.Symbol, sympy.Expr]:
     """Symbols that are one operation on others, such as the width where it is `n // height`. Of two that are
     equal, torch replaces one by the other itself."""
-    found: dict[sympy.Symbol, sympy.Expr] = {}
+    equal: dict[sympy.Symbol, sympy.Expr] = {}
     made_of: set[sympy.Basic] = set()
     for guard in guards:
-        for one, other in (guard.args, guard.args[::-1]) if isinstance(guard, sympy.Eq) else ():
-            free = other.free_symbols
-            simple = bool(free) and not other.is_Symbol and all(arg.is_Atom for arg in other.args)
-            if one.is_Symbol and simple and one not in made_of and free.isdisjoint({one, *found}):
-                found.setdefault(one, other)
+        for symbol, expr in (guard.args, guard.args[::-1]) if isinstance(guard, sympy.Eq) else ():
+            free = expr.free_symbols
+            simple = bool(free) and not expr.is_Symbol and all(arg.is_Atom for arg in expr.args)
+            if symbol.is_Symbol and simple and symbol not in made_of and free.isdisjoint({symbol, *equal}):
+                equal.setdefault(symbol, expr)
                 made_of |= free
-    return found
+    return equal
 
 
 _guards: ContextVar[_Guards | None] = ContextVar("mixorder_guards", default=None)
@@ -163,12 +163,12 @@ def _without_new_guards(shape_env: Any) -> Iterator[None]:
         **_: Any,
     ) -> Any:
         ranges = tuple((s, within(r)) for s, r in shape_env.var_to_range.items())
-        found = shape_env._maybe_evaluate_static(
+        value = shape_env._maybe_evaluate_static(
             orig_expr, size_oblivious=size_oblivious, var_to_range=ranges
         )
-        if found is None and fallback_value is None:
+        if value is None and fallback_value is None:
             raise Decline(DeclineReason.DYNAMIC_SHAPE, f"the kernel would need a guard on {orig_expr}")
-        return fallback_value if found is None else found
+        return fallback_value if value is None else value
 
     def expect(orig_expr: sympy.Basic, msg: str, fx_node: Any = None) -> Any:
         return evaluate_expr(orig_expr)
@@ -193,12 +193,12 @@ def _product(powers: Sequence[tuple[sympy.Expr, sympy.Expr]]) -> sympy.Expr:
     return sympy.expand(sympy.Mul(*(base**power for base, power in powers)))
 
 
-def _divides(part: sympy.Expr, size: sympy.Expr) -> bool:
+def _divides(divisor: sympy.Expr, size: sympy.Expr) -> bool:
     """Whether a number divides a size for all values of its symbols."""
-    if not (part.is_Integer and part > 0):
+    if not (divisor.is_Integer and divisor > 0):
         return False
-    terms = sympy.Add.make_args(sympy.expand(_congruent(size, part)))
-    return all(term.as_coeff_Mul()[0] % part == 0 for term in terms)
+    terms = sympy.Add.make_args(sympy.expand(_congruent(size, divisor)))
+    return all(term.as_coeff_Mul()[0] % divisor == 0 for term in terms)
 
 
 def _congruent(size: sympy.Expr, by: sympy.Expr) -> sympy.Expr:
@@ -216,8 +216,8 @@ def _fractions(expr: sympy.Expr) -> set[sympy.Expr]:
 
 def bounds(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[Any, Any]:
     """The least and the largest value, both inclusive, where each symbol is from 0 to its size - 1."""
-    found = bound_sympy(expr, {symbol: ValueRanges(0, size - 1) for symbol, size in sizes.items()})
-    return found.lower, found.upper
+    interval = bound_sympy(expr, {symbol: ValueRanges(0, size - 1) for symbol, size in sizes.items()})
+    return interval.lower, interval.upper
 
 
 def wide_symbols(
@@ -230,36 +230,36 @@ def wide_symbols(
     are fewer than the others, and have room by themselves. Other symbols are symbolic sizes, each of which
     fits by itself, as Inductor passes it in 64 bits otherwise; of a product of such, nothing is known.
     """
-    parts = dict.fromkeys(e for index in indices for e in sympy.postorder_traversal(index))
-    symbols = set[sympy.Symbol]().union(*(part.free_symbols for part in parts))
+    exprs = dict.fromkeys(e for index in indices for e in sympy.postorder_traversal(index))
+    symbols = set[sympy.Symbol]().union(*(expr.free_symbols for expr in exprs))
     known = {s: n if sympy.sympify(n).is_number else int_oo for s, n in sizes.items()}
     order = [*known, *sorted(symbols - known.keys(), key=str)]
     known |= dict.fromkeys(symbols - known.keys(), int_oo)
     wide = set[sympy.Symbol]()
-    for part in parts:
-        while not _fits_32_bits(narrow := _computed_without(part, wide), sizes, known):
+    for expr in exprs:
+        while not _fits_32_bits(narrow := _computed_without(expr, wide), sizes, known):
             wide.add(next(s for s in order if s in narrow.free_symbols))
     return frozenset(wide)
 
 
-def _computed_without(part: sympy.Expr, wide: set[sympy.Symbol]) -> sympy.Expr:
-    """What is computed of a part before a symbol in 64 bits comes in."""
-    if part.is_Add or part.is_Mul:
-        return part.func(*(arg for arg in part.args if wide.isdisjoint(arg.free_symbols)))
-    return part if wide.isdisjoint(part.free_symbols) else sympy.S.Zero
+def _computed_without(expr: sympy.Expr, wide: set[sympy.Symbol]) -> sympy.Expr:
+    """What is computed of an expression before a symbol in 64 bits comes in."""
+    if expr.is_Add or expr.is_Mul:
+        return expr.func(*(arg for arg in expr.args if wide.isdisjoint(arg.free_symbols)))
+    return expr if wide.isdisjoint(expr.free_symbols) else sympy.S.Zero
 
 
 def _fits_32_bits(
-    part: sympy.Expr, sizes: Mapping[sympy.Symbol, Any], known: Mapping[sympy.Symbol, Any]
+    expr: sympy.Expr, sizes: Mapping[sympy.Symbol, Any], known: Mapping[sympy.Symbol, Any]
 ) -> bool:
-    if part.is_Symbol:
-        return bool(part not in sizes or 2 * known[part] < INT32_LIMIT)
-    if not part.free_symbols:
+    if expr.is_Symbol:
+        return bool(expr not in sizes or 2 * known[expr] < INT32_LIMIT)
+    if not expr.free_symbols:
         return True
     # Also what is computed on the way to a sum, and the number in a product with what is always zero.
-    terms = [_limits(term, known) for term in sympy.Add.make_args(part)]
+    terms = [_limits(term, known) for term in sympy.Add.make_args(expr)]
     low, high = sum(min(0, low) for low, _ in terms), sum(max(0, high) for _, high in terms)
-    factor = abs(part.as_coeff_Mul()[0])
+    factor = abs(expr.as_coeff_Mul()[0])
     return bool(low >= -INT32_LIMIT and high < INT32_LIMIT and factor < INT32_LIMIT)
 
 
@@ -290,8 +290,8 @@ def once_a_graph(of: object, make: Callable[[], T]) -> T:
         return make()
     if id(of) not in guards.made:
         guards.made[id(of)] = of, make()
-    found: T = guards.made[id(of)][1]
-    return found
+    made: T = guards.made[id(of)][1]
+    return made
 
 
 def simplified(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
@@ -300,15 +300,15 @@ def simplified(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> sy
 
 
 def are_equal(
-    one: Sequence[sympy.Expr], other: Sequence[sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]
+    left: Sequence[sympy.Expr], right: Sequence[sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]
 ) -> bool:
     """Whether two indices are the same where each symbol is from 0 to its size - 1.
 
     The algebra of divisions does not see that of each: indices that differ are evaluated at all points, if
     the sizes are known and there are `MOST_POINTS` at most."""
-    if list(one) == list(other) or len(one) != len(other):
-        return list(one) == list(other)
-    both = [*one, *other]
+    if list(left) == list(right) or len(left) != len(right):
+        return list(left) == list(right)
+    both = [*left, *right]
     symbols = sorted(set[sympy.Symbol]().union(*(i.free_symbols for i in both)), key=str)
     known = [int(n) for s in symbols if (n := sizes.get(s)) is not None and n.is_number]
     if len(known) < len(symbols) or math.prod(known) > MOST_POINTS:
@@ -318,7 +318,7 @@ def are_equal(
         ranges = [torch.arange(n, device="cpu") for n in known]
         at = torch.meshgrid(*ranges, indexing="ij") if known else ()
         values = [torch.as_tensor(value, device="cpu") for value in places(*at)]
-        pairs = zip(values[: len(one)], values[len(one) :], strict=True)
+        pairs = zip(values[: len(left)], values[len(left) :], strict=True)
         return all(bool((a == b).all()) for a, b in pairs)
 
 

@@ -145,13 +145,13 @@ def package_versions(*names: str) -> dict[str, str]:
 
     import mixorder
 
-    found = {}
+    installed = {}
     for name in names:
         try:
-            found[name] = mixorder.__version__ if name == "mixorder" else metadata.version(name)
+            installed[name] = mixorder.__version__ if name == "mixorder" else metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 def _chain(first: Any, second: CustomGraphPass) -> CustomGraphPass:
@@ -184,13 +184,13 @@ OLDEST, NEWEST = next(iter(TESTED)), next(reversed(TESTED))
 
 def release(version: str) -> str:
     """`2.13` of `2.13.0+cpu`; the version itself if it has another form."""
-    found = re.match(r"\d+\.\d+", version)
-    return found[0] if found else version
+    match = re.match(r"\d+\.\d+", version)
+    return match[0] if match else version
 
 
-def older(version: str, other: str) -> bool:
-    """Whether a version's release is before that of the other; False where that is unknown."""
-    numbers = [[int(n) for n in release(v).split(".") if n.isdigit()] for v in (version, other)]
+def older(version: str, reference: str) -> bool:
+    """Whether a version's release is before the reference's; False where that is unknown."""
+    numbers = [[int(n) for n in release(v).split(".") if n.isdigit()] for v in (version, reference)]
     return len(numbers[0]) == 2 and numbers[0] < numbers[1]
 
 

@@ -20,18 +20,18 @@ def roots_of(result: Any) -> list[Tensor]:
 
 def parameters_behind(roots: Sequence[Tensor]) -> list[Tensor]:
     """The leaf tensors that the roots' gradients flow into."""
-    found: dict[int, Tensor] = {id(t): t for t in roots if t.grad_fn is None}
+    leaves: dict[int, Tensor] = {id(t): t for t in roots if t.grad_fn is None}
     todo: list[Any] = [t.grad_fn for t in roots if t.grad_fn is not None]
     seen = set(todo)
     while todo:
         function = todo.pop()
         if (leaf := getattr(function, "variable", None)) is not None:
-            found[id(leaf)] = leaf
+            leaves[id(leaf)] = leaf
         for following, _ in function.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 todo.append(following)
-    return list(found.values())
+    return list(leaves.values())
 
 
 def gradients(

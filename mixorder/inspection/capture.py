@@ -153,15 +153,15 @@ def check_versions() -> None:
 
 def _backward(result: Any, watch: _Watch) -> list[str]:
     """Run the backward of a model's outputs. Returns remarks for the report, such as that there is none."""
-    own = watch.went_back
+    ran_backward = watch.went_back
     roots = roots_of(result)
     try:
         if roots:
             gradients(roots, parameters_behind(roots))
     except RuntimeError as error:
-        if not (own and "second time" in str(error)):
+        if not (ran_backward and "second time" in str(error)):
             raise
-    if own:
+    if ran_backward:
         return ["the function runs its own backward, and that backward was analysed"]
     if roots:
         return []
@@ -183,8 +183,8 @@ def _checked(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _tensors(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Tensor]:
-    own = [*function.parameters(), *function.buffers()] if isinstance(function, nn.Module) else []
-    return own + [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    module_tensors = [*function.parameters(), *function.buffers()] if isinstance(function, nn.Module) else []
+    return module_tensors + [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
 
 
 def _backend(watch: _Watch, settings: dict[str, Any], options: Options) -> Callable[..., Any]:

@@ -49,8 +49,8 @@ class Compared:
     @property
     def excess(self) -> float:
         """mixorder's error over what is allowed; infinite where it is not a number."""
-        found = self.ours / self.allowed
-        return found if math.isfinite(found) else math.inf
+        ratio = self.ours / self.allowed
+        return ratio if math.isfinite(ratio) else math.inf
 
     @property
     def wrong(self) -> bool:
@@ -112,7 +112,7 @@ def _compared(
     errors = {name: relative_error(stock[name], value) for name, value in wide.items()}
     digits = [e for e in errors.values() if e <= NO_DIGITS]
     typical = statistics.median(digits) if digits else 0.0
-    found = []
+    rows = []
     for name, error in errors.items():
         if not math.isfinite(error):
             continue  # stock's overflows as well
@@ -123,8 +123,8 @@ def _compared(
             allowed = MORE_NOISE * error
         value = stock[name]
         mine = relative_error(ours[name], wide[name])
-        found.append(Compared(name, short_dtype(value.dtype), tuple(value.shape), error, mine, allowed))
-    return sorted(found, key=lambda one: -one.excess)
+        rows.append(Compared(name, short_dtype(value.dtype), tuple(value.shape), error, mine, allowed))
+    return sorted(rows, key=lambda row: -row.excess)
 
 
 class _Run:
@@ -151,13 +151,13 @@ class _Run:
             self.draws = not all(map(torch.equal, states, _random_states()))
             into = parameters_behind(roots)
             try:
-                found = gradients(roots, into, list(map(_tangent, roots)))
+                leaf_gradients = gradients(roots, into, list(map(_tangent, roots)))
             except RuntimeError as error:
                 if "second time" not in str(error):
                     raise
                 raise CannotExplain("it runs a backward itself: pass the model and its inputs") from error
         results = {f"result {i}": root.detach().cpu() for i, root in enumerate(roots)}
-        for i, (leaf, gradient) in enumerate(zip(into, found, strict=True)):
+        for i, (leaf, gradient) in enumerate(zip(into, leaf_gradients, strict=True)):
             if gradient is not None:
                 results[self.names.get(id(leaf), f"tensor {i}")] = gradient.cpu()
         return results
@@ -165,29 +165,29 @@ class _Run:
     def measured(self) -> float:
         """Run the model in eager. Returns the epsilon of the least precise dtype of 16 bits or more in which
         the forward keeps something for the backward."""
-        found = {torch.float32}
+        dtypes = {torch.float32}
 
         def keep(tensor: Tensor) -> Tensor:
             if tensor.is_floating_point() and tensor.dtype.itemsize >= 2:
-                found.add(tensor.dtype)
+                dtypes.add(tensor.dtype)
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             self(self.function)
-        return max(torch.finfo(dtype).eps for dtype in found)
+        return max(torch.finfo(dtype).eps for dtype in dtypes)
 
     def reference(self) -> tuple[Results, str, list[str]]:
         """Results in eager float64 or, where that cannot be, in the model's dtype; what they are; why."""
         if isinstance(self.function, nn.Module):
             try:
-                return self._widened(self.function), "eager float64", []
+                return self._in_float64(self.function), "eager float64", []
             except Exception as error:  # such as a dtype that the model names itself, or too little memory
                 why = f"in float64 it fails ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         else:
             why = "a function's parameters cannot be widened"
         return self(self.function), "eager in the model's dtype", [why]
 
-    def _widened(self, model: nn.Module) -> Results:
+    def _in_float64(self, model: nn.Module) -> Results:
         module = copy.deepcopy(model).double()
 
         def wide(tensor: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def without_values() -> Iterator[None]:
         chain = [error]
         while (cause := chain[-1].__cause__ or chain[-1].__context__) and isinstance(cause, Exception):
             chain.append(cause)
-        if not any(isinstance(one, NEED_VALUES) for one in chain):
+        if not any(isinstance(link, NEED_VALUES) for link in chain):
             raise
         raise CannotExplain(
             f"the model depends on the value of a tensor{_place(error)}, but the meta device has only sizes: "
@@ -80,5 +80,5 @@ def without_values() -> Iterator[None]:
 def _place(error: BaseException) -> str:
     """The innermost line of the traceback that is in a file and not in torch or here."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((_TORCH, str(Path(__file__).parent), "<"))]
-    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    user_frames = [f for f in frames if not f.filename.startswith((_TORCH, str(Path(__file__).parent), "<"))]
+    return f" at {user_frames[-1].filename}:{user_frames[-1].lineno}" if user_frames else ""

@@ -13,12 +13,12 @@ from .calls import modules_of
 
 def names_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
     """Names by the tensors' identities: `blocks.0.norm.weight`, `input 0`, `input x`."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for key, value in [*enumerate(args), *kwargs.items()]:
         leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
         for i, leaf in enumerate(leaves):
-            found[id(leaf)] = f"input {key}" + (f"[{i}]" if len(leaves) > 1 else "")
+            names[id(leaf)] = f"input {key}" + (f"[{i}]" if len(leaves) > 1 else "")
     for path, module in modules_of(function):
         for name, parameter in module.named_parameters(prefix=path, recurse=False):
-            found.setdefault(id(parameter), name)
-    return found
+            names.setdefault(id(parameter), name)
+    return names

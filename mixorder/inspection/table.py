@@ -29,18 +29,18 @@ HEADER = ("region", "rows x cols", "us", "from")
 def text(report: Findings, details: bool = False, width: int = WIDTH) -> str:
     """The whole report: verdict, regions, what is left to Inductor, norms, versions. `details`: also each
     region's reductions, launches and schedule. Lines have at most `width` columns."""
-    parts = [verdict(report, width)]
+    sections = [verdict(report, width)]
     if kinds := by_saving(report):
         rows = [HEADER, *(cells(report.regions, kind) for kind in kinds)]
-        parts.append(table(rows, width))
+        sections.append(table(rows, width))
         if details:
-            parts.append("\n".join(filled(_detail(report.regions, kind), 0, width) for kind in kinds))
+            sections.append("\n".join(filled(_detail(report.regions, kind), 0, width) for kind in kinds))
     if report.misses:
-        parts.append(near_misses(report.misses, width))
+        sections.append(near_misses(report.misses, width))
     told = {"", *(f"{miss.reason.value}: {miss.detail}" for miss in report.misses)}
-    if others := [norm for norm in report.norms if norm.reason not in told]:
-        parts.append(norms(others, width))
-    return "\n\n".join([*parts, origin(report, width)])
+    if untold := [norm for norm in report.norms if norm.reason not in told]:
+        sections.append(norms(untold, width))
+    return "\n\n".join([*sections, origin(report, width)])
 
 
 def verdict(report: Findings, width: int = WIDTH) -> str:
@@ -86,7 +86,7 @@ def grouped(regions: Sequence[RegionRecord]) -> list[list[int]]:
     for i, record in enumerate(regions):
         tensors = [sorted(map(str, some)) for some in (record.inputs, record.outputs)]
         us = [f"{time:.0f}" for time in (record.expected.apart_us, record.expected.ours_us)]
-        ops = [[one.op for one in some] for some in (record.inner, record.outer)]
+        ops = [[reduction.op for reduction in some] for some in (record.inner, record.outer)]
         what = (record.space, ops, record.strategy, record.schedule)
         kinds.setdefault(str((tensors, us, what)), []).append(i)
     return list(kinds.values())
@@ -100,9 +100,13 @@ def by_saving(report: Findings) -> list[list[int]]:
 
 def source(records: Iterable[RegionRecord | Decline]) -> str:
     """The modules that regions come from, or the first source line where there is none."""
-    found: list[Provenance] = [record.provenance for record in records if record.provenance]
-    paths = [path or kind for one in found for path, kind in one.modules]
-    return _listed(paths) if paths else _short(next((line for one in found for line in one.lines), "unknown"))
+    provenances: list[Provenance] = [record.provenance for record in records if record.provenance]
+    paths = [path or kind for provenance in provenances for path, kind in provenance.modules]
+    return (
+        _listed(paths)
+        if paths
+        else _short(next((line for provenance in provenances for line in provenance.lines), "unknown"))
+    )
 
 
 def _listed(paths: Iterable[str], most: int = 2) -> str:
@@ -143,9 +147,10 @@ def share(report: Findings) -> list[str]:
     """How much of a step that is, if the card's peak is known."""
     if not (least := report.roofline_us) or report.totals.saved_us < SHOWN_US:
         return []
-    part = report.totals.saved_us / max(least, report.totals.apart_us)
+    saved_share = report.totals.saved_us / max(least, report.totals.apart_us)
     return [
-        f"At most {part:.1%} of a step, which takes at least {least / 1e3:.1f} ms (a roofline of the card)."
+        f"At most {saved_share:.1%} of a step, which takes at least {least / 1e3:.1f} ms "
+        "(a roofline of the card)."
     ]
 
 
@@ -170,20 +175,20 @@ def memory(report: Findings) -> list[str]:
 def near_misses(misses: Sequence[Decline], width: int = WIDTH) -> str:
     """Each reason once with its remedy, and below it where it was found and with which detail."""
     lines = ["Left to Inductor"]
-    for reason, found in _by(misses, lambda miss: miss.reason).items():
+    for reason, declines in _by(misses, lambda miss: miss.reason).items():
         lines.append(filled(f"{reason.value}: {reason.explanation} {reason.remedy}", 2, width))
-        for detail, same in _by(found, lambda miss: miss.detail).items():
+        for detail, same in _by(declines, lambda miss: miss.detail).items():
             lines.append(filled(f"{source(same)}: {detail}", 4, width))
     return "\n".join(lines)
 
 
-def norms(others: Sequence[Norm], width: int = WIDTH) -> str:
+def norms(unpaired: Sequence[Norm], width: int = WIDTH) -> str:
     """Norms of which no pair was found, by reason: how many of each class, and the first paths."""
     lines = ["Norms without a pair"]
-    for reason, found in _by(others, lambda norm: norm.reason).items():
-        counts = Counter(norm.kind for norm in found)
+    for reason, group in _by(unpaired, lambda norm: norm.reason).items():
+        counts = Counter(norm.kind for norm in group)
         kinds = ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in counts.items())
-        where = _listed(norm.path or "the model itself" for norm in found)
+        where = _listed(norm.path or "the model itself" for norm in group)
         lines.append(filled(f"{kinds} ({where}): {reason}", 2, width))
     return "\n".join(lines)
 
@@ -199,8 +204,10 @@ def table(rows: Sequence[Sequence[str]], width: int = 0) -> str:
         if 0 < width < len(before) + LEAST and row is not rows[0]:
             lines += [before.rstrip(), filled(last.strip(), 6, width)]
             continue
-        parts = textwrap.wrap(last, width - len(before)) if width else [last]
-        lines += (f"{before if i == 0 else ' ' * len(before)}{part}".rstrip() for i, part in enumerate(parts))
+        wrapped = textwrap.wrap(last, width - len(before)) if width else [last]
+        lines += (
+            f"{before if i == 0 else ' ' * len(before)}{line}".rstrip() for i, line in enumerate(wrapped)
+        )
     return "\n".join(lines)
 
 
@@ -209,7 +216,7 @@ def schedule_of(record: RegionRecord) -> str:
     plan, launch = record.schedule, record.schedule.launch
     counts = {"warp": launch.num_warps, "stage": launch.num_stages, "program": plan.programs}
     words = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()]
-    sides = " x ".join(str(one.unroll * one.tile) for one in plan.walk)
+    sides = " x ".join(str(step.unroll * step.tile) for step in plan.walk)
     chunks = f" in {plan.chunks} chunks" if plan.chunks > 1 else ""
     return f"{sides}{chunks}, " + ", ".join(words)
 
@@ -248,7 +255,7 @@ def _dims(axes: Sequence[str], shape: Sequence[int | str]) -> str:
 def _detail(regions: Sequence[RegionRecord], kind: list[int]) -> str:
     """What the kernels of a kind compute and how, in a paragraph."""
     first, takes = regions[kind[0]], regions[kind[0]].expected
-    inner, outer = (_counted([one.op for one in some]) for some in (first.inner, first.outer))
+    inner, outer = (_counted([reduction.op for reduction in some]) for some in (first.inner, first.outer))
     launches = f"launches: {takes.launches_apart} -> {takes.launches}"
     full = [t.dtype for t in (*first.inputs, *first.outputs) if len(t.shape) > 1 and 1 not in t.shape]
     dtypes = f"dtypes: {', '.join(sorted(set(full))) or first.inputs[0].dtype}"
@@ -276,10 +283,10 @@ def _short(line: str) -> str:
 
 
 def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def filled(line: str, indent: int = 0, width: int = WIDTH) -> str:

@@ -33,8 +33,8 @@ def as_it_was(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Iterat
             devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})
             stack.enter_context(torch.random.fork_rng(devices))
             stack.enter_context(_buffers_restored(modules))
-            own = [p for module in modules for p in module.parameters(recurse=False)]
-            stack.enter_context(_gradients_restored([*tensors, *own], said))
+            parameters = [p for module in modules for p in module.parameters(recurse=False)]
+            stack.enter_context(_gradients_restored([*tensors, *parameters], said))
         yield said
 
 

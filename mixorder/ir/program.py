@@ -64,9 +64,10 @@ class Buffer:
     """A tensor in device memory: `shape` and `stride` in elements, as the graph states them.
 
     `over`: the input whose memory an output reuses, after the input's last read. `offset`: elements of its
-    storage before its first one. `widened`: its dtype is wider than the graph states; its readers round it.
-    `fill`: the value of every element before the launch; None if it does not matter. `read_again`: a later
-    kernel reads it as well. `added_up`: all that the graph does with it is a reduction of all its elements.
+    storage before its first one. `kept_fp32`: its elements are float32, where the graph states half
+    precision; its readers round them. `fill`: the value of every element before the launch; None if it does
+    not matter. `reread`: a later kernel reads it as well. `added_up`: all that the graph does with it is a
+    reduction of all its elements.
     """
 
     name: str
@@ -76,9 +77,9 @@ class Buffer:
     stride: tuple[sympy.Expr, ...]
     over: str | None = None
     offset: sympy.Expr = sympy.S.Zero
-    widened: bool = False
+    kept_fp32: bool = False
     fill: int | None = None
-    read_again: bool = False
+    reread: bool = False
     added_up: bool = False
 
     @property
@@ -98,8 +99,8 @@ class Buffer:
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape))
         over = "" if self.over is None else f" over {self.over}"
-        widened = " widened" if self.widened else ""
-        return f"{self.name}: {short_dtype(self.dtype)}[{shape}]{over}{widened}"
+        kept_fp32 = " kept_fp32" if self.kept_fp32 else ""
+        return f"{self.name}: {short_dtype(self.dtype)}[{shape}]{over}{kept_fp32}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,10 +317,10 @@ class Nest:
         deps: dict[str, frozenset[sympy.Symbol]] = {}
         for stmt in self.statements:
             if isinstance(stmt, Value):
-                own: frozenset[sympy.Symbol] = frozenset().union(
+                used: frozenset[sympy.Symbol] = frozenset().union(
                     *(deps[n] for n in operands(stmt)), index_symbols(stmt) & symbols
                 )
-                deps[stmt.name] = own - frozenset(stmt.axes if isinstance(stmt, Reduce) else ())
+                deps[stmt.name] = used - frozenset(stmt.axes if isinstance(stmt, Reduce) else ())
         return deps
 
     def reductions_above(self) -> dict[str, int]:
@@ -340,7 +341,7 @@ class Nest:
 
 
 @dataclasses.dataclass(frozen=True)
-class AlignmentPhase:
+class RowAlignment:
     """Where rows start relative to the boundaries of wide memory accesses, if not all start alike.
 
     Rows are `stride` elements apart; a wide access has `elements` elements.
@@ -360,27 +361,28 @@ class AlignmentPhase:
         return self.elements - 1
 
 
-ALIKE = AlignmentPhase(1, 1)  # all rows start at a boundary
+ALIKE = RowAlignment(1, 1)  # all rows start at a boundary
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopProgram:
     """One region: its buffers, and its nests in execution order.
 
-    `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness. `phase`:
-    where the rows of a merged program start; None if all start alike. `blocked`: all reductions end within
-    blocks of the one nest's axes, of which a program has whole ones. `over_slabs`: it is blocked, but its
-    reductions are over slabs, of which no program has a whole one. `ahead`: of a blocked program, what other
-    programs of its kernel compute for whole rows, and its tiles wait for (`transform.producers`).
+    `hints` give each symbolic size a likely value: for choosing a schedule, never for correctness.
+    `alignment`: where the rows of a merged program start; None if all start alike. `tile_local`: all
+    reductions end within blocks of the one nest's axes, of which a program has whole ones.
+    `over_reduction_groups`: it is `tile_local`, but its reductions are over reduction groups, of which no
+    program has a whole one. `producer_nest`: of a tile-local program, what other programs of its kernel
+    compute for whole rows, and its tiles wait for (`transform.producers`).
     """
 
     buffers: tuple[Buffer, ...]
     nests: tuple[Nest, ...]
     hints: tuple[tuple[sympy.Symbol, int], ...] = ()
-    phase: AlignmentPhase | None = None
-    blocked: bool = False
-    over_slabs: bool = False
-    ahead: Nest | None = None
+    alignment: RowAlignment | None = None
+    tile_local: bool = False
+    over_reduction_groups: bool = False
+    producer_nest: Nest | None = None
 
     @functools.cached_property
     def _hash(self) -> int:
@@ -398,9 +400,9 @@ class LoopProgram:
 
     def sizes_of(self, nest: Nest) -> tuple[sympy.Symbol, ...]:
         """The symbolic sizes that one nest needs: in its extents, its indices, and as values."""
-        found = {s for axis in nest.loops for s in axis.size.free_symbols}
-        found.update(*map(index_symbols, nest.statements))
-        return tuple(sorted(found & dict(self.hints).keys(), key=str))
+        symbols = {s for axis in nest.loops for s in axis.size.free_symbols}
+        symbols.update(*map(index_symbols, nest.statements))
+        return tuple(sorted(symbols & dict(self.hints).keys(), key=str))
 
     def hint(self, expr: sympy.Expr) -> int:
         return int(sympy.sympify(expr).xreplace(dict(self.hints)) if self.hints else expr)
@@ -417,10 +419,10 @@ class LoopProgram:
 
     def axis(self, kind: AxisClass) -> Axis | None:
         """The one axis of a class, or None. Raises ValueError if the nests have several."""
-        found = {axis for nest in self.nests for axis in nest.loops if axis.kind is kind}
-        if len(found) > 1:
-            raise ValueError(f"{len(found)} {kind.value} axes, at most one expected")
-        return next(iter(found), None)
+        axes = {axis for nest in self.nests for axis in nest.loops if axis.kind is kind}
+        if len(axes) > 1:
+            raise ValueError(f"{len(axes)} {kind.value} axes, at most one expected")
+        return next(iter(axes), None)
 
     @property
     def tile_axes(self) -> tuple[Axis, Axis]:
@@ -431,8 +433,8 @@ class LoopProgram:
         return row, last
 
     def __str__(self) -> str:
-        ahead = () if self.ahead is None else (self.ahead,)
-        return "\n".join(map(str, (*self.buffers, *ahead, *self.nests)))
+        producer_nest = () if self.producer_nest is None else (self.producer_nest,)
+        return "\n".join(map(str, (*self.buffers, *producer_nest, *self.nests)))
 
 
 def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Statement, ...]:
@@ -450,11 +452,11 @@ def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Stat
 
 def behind(body: Iterable[Statement], roots: Collection[Statement]) -> set[str]:
     """The names of some values, and of those that are computed from one."""
-    found: set[str] = set()
+    names: set[str] = set()
     for stmt in body:
-        if isinstance(stmt, Value) and (stmt in roots or not found.isdisjoint(operands(stmt))):
-            found.add(stmt.name)
-    return found
+        if isinstance(stmt, Value) and (stmt in roots or not names.isdisjoint(operands(stmt))):
+            names.add(stmt.name)
+    return names
 
 
 def flat(axes: Sequence[Axis]) -> sympy.Expr:

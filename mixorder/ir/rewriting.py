@@ -53,11 +53,11 @@ class Scope:
     @functools.cached_property
     def users(self) -> dict[str, list[Statement]]:
         """The statements that use each value."""
-        found: dict[str, list[Statement]] = {name: [] for name in self.values}
+        users: dict[str, list[Statement]] = {name: [] for name in self.values}
         for stmt in self.nest.statements:
             for name in operands(stmt):
-                found[name].append(stmt)
-        return found
+                users[name].append(stmt)
+        return users
 
     def constant(self, arg: Any) -> float | None:
         """The number that an operand always is; None if it may be several."""
@@ -103,13 +103,13 @@ class Steps:
         return self(step, "constant", number, dtype or self.dtype, dtype=dtype)
 
 
-def reading(stmt: Some, others: Mapping[str, Ref]) -> Some:
-    """A statement that uses other values in place of those that `others` names."""
-    if others.keys().isdisjoint(operands(stmt)):
+def reading(stmt: Some, replacements: Mapping[str, Ref]) -> Some:
+    """A statement that uses other values in place of those that `replacements` names."""
+    if replacements.keys().isdisjoint(operands(stmt)):
         return stmt
 
     def new(arg: Any) -> Any:
-        return others.get(arg.name, arg) if isinstance(arg, Ref) else arg
+        return replacements.get(arg.name, arg) if isinstance(arg, Ref) else arg
 
     if isinstance(stmt, Compute):
         kwargs = tuple((key, new(value)) for key, value in stmt.kwargs)
@@ -131,22 +131,22 @@ def reindexed(stmt: Some, index: Callable[[sympy.Expr], sympy.Expr]) -> Some:
     return stmt
 
 
-Groups = Sequence[tuple[Sequence[Axis], Axis]]
+AxisGroups = Sequence[tuple[Sequence[Axis], Axis]]
 """Axes that follow one another, outermost first, and one for all of them."""
 
 
-def along_one(body: Iterable[Statement], groups: Groups, dividing: bool = False) -> tuple[Statement, ...]:
+def along_one(body: Iterable[Statement], groups: AxisGroups, dividing: bool = False) -> tuple[Statement, ...]:
     """Statements over one axis in place of each group. Raises `Decline` where their elements do not follow
     one another in what is stored, nor in what is loaded, unless that may be at a place after a division."""
-    found = tuple(reindexed(stmt, lambda index: _along(index, groups)) for stmt in body)
+    statements = tuple(reindexed(stmt, lambda index: _along(index, groups)) for stmt in body)
     whole = Store | PartialAccumulate if dividing else Load | Store | PartialAccumulate
-    for stmt in found:
+    for stmt in statements:
         if isinstance(stmt, whole) and stmt.index.has(FloorDiv, ModularIndexing):
             raise Decline(DeclineReason.AXIS_CLASS, f"elements that lie at {stmt.index}")
-    return found
+    return statements
 
 
-def _along(index: sympy.Expr, groups: Groups) -> sympy.Expr:
+def _along(index: sympy.Expr, groups: AxisGroups) -> sympy.Expr:
     index = sympy.expand(index)
     for group, long in groups:
         if [*group] == [long]:
@@ -161,9 +161,9 @@ def _along(index: sympy.Expr, groups: Groups) -> sympy.Expr:
                 else:
                     runs.append((step, inner, axis.size))
             inner *= axis.size
-        own = {axis.symbol for axis in group}
-        rest = index - sum((index.coeff(s) * s for s in own), sympy.S.Zero)
-        if not own.isdisjoint(rest.free_symbols):
+        symbols = {axis.symbol for axis in group}
+        rest = index - sum((index.coeff(s) * s for s in symbols), sympy.S.Zero)
+        if not symbols.isdisjoint(rest.free_symbols):
             raise Decline(DeclineReason.AXIS_CLASS, f"elements that lie at {index}")
         index = sympy.expand(rest)
         for step, inside, size in runs:
@@ -173,6 +173,6 @@ def _along(index: sympy.Expr, groups: Groups) -> sympy.Expr:
     return index
 
 
-def renamed(stmt: Load | Compute, name: str, others: Mapping[str, str]) -> Load | Compute:
+def renamed(stmt: Load | Compute, name: str, replacements: Mapping[str, str]) -> Load | Compute:
     """A statement by another name, which uses other values."""
-    return dataclasses.replace(reading(stmt, {old: Ref(new) for old, new in others.items()}), name=name)
+    return dataclasses.replace(reading(stmt, {old: Ref(new) for old, new in replacements.items()}), name=name)

@@ -45,14 +45,14 @@ class Form(enum.Enum):
     LOWERED = "lowered"
     MERGED = "merged"  # in one nest over rows, whose sums over these another nest adds up
     COOPERATIVE = "cooperative"
-    SLABS = "slabs"  # in three nests: sums, what follows from them, and what that is needed for
-    BLOCKED = "blocked"  # in one nest, whose reductions end within a tile
-    WHOLE_SLABS = "whole_slabs"  # in one nest, and another one for sums over several tiles
+    TWO_PASS = "two_pass"  # in three nests: sums, what follows from them, and what that is needed for
+    TILE_LOCAL = "tile_local"  # in one nest, whose reductions end within a tile
+    WHOLE_GROUPS = "whole_groups"  # in one nest, and another one for sums over several tiles
 
 
 def verify(program: LoopProgram, form: Form) -> LoopProgram:
     """Return the program, unchanged, if it is legal in this form."""
-    for nest in (*program.nests, *([program.ahead] if program.ahead else [])):
+    for nest in (*program.nests, *([program.producer_nest] if program.producer_nest else [])):
         _verify_values(program, nest)
         _verify_dtypes(program, nest)
     stored = [s.buffer for nest in program.nests for s in nest.body if isinstance(s, Store)]
@@ -60,17 +60,19 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
     stored = [name for name in stored if name not in staged]
     outputs = [b.name for b in program.role(BufferRole.OUTPUT)]
     _require(sorted(stored) == sorted(outputs), "outputs {} are stored as {}", outputs, stored)
-    _require(not staged or form in (Form.BLOCKED, Form.SLABS, Form.WHOLE_SLABS), "{} are staged", staged)
-    if form is Form.BLOCKED:
-        _verify_blocked(program)
+    _require(
+        not staged or form in (Form.TILE_LOCAL, Form.TWO_PASS, Form.WHOLE_GROUPS), "{} are staged", staged
+    )
+    if form is Form.TILE_LOCAL:
+        _verify_tile_local(program)
         return program
-    if form is Form.SLABS:
+    if form is Form.TWO_PASS:
         _require(len(program.nests) in (3, 4), "{} nests instead of three or four", len(program.nests))
         _require(not any(isinstance(s, Reduce) for s in program.nests[2].body), "the third nest reduces")
         _verify_in_place(program)
         return program
-    if form is Form.WHOLE_SLABS:
-        _require(program.over_slabs, "no sums of slabs")
+    if form is Form.WHOLE_GROUPS:
+        _require(program.over_reduction_groups, "no sums of reduction groups")
         _require(len(program.nests) in (1, 2), "{} nests instead of one or two", len(program.nests))
         _verify_in_place(program)
         return program
@@ -98,8 +100,8 @@ def check_stores(program: LoopProgram) -> None:
         for store in stores:
             buffer = program.buffer(store.buffer)
             if buffer.role is BufferRole.OUTPUT:
-                again = (loops_of(store, deps) - store.index.free_symbols) & long
-                _require(not again, "{} is repeated for each of {}", store, again)
+                repeated = (loops_of(store, deps) - store.index.free_symbols) & long
+                _require(not repeated, "{} is repeated for each of {}", store, repeated)
                 dims = _joined(list(zip(buffer.stride, buffer.shape, strict=True)))
                 _require(_steps(store.index, nest.loops) == dims, "{} does not cover {}", store, buffer)
 
@@ -146,20 +148,24 @@ def _plain(size: sympy.Expr | int) -> sympy.Expr | int:
     return size if isinstance(size, int) else int(size) if size.is_Integer else size
 
 
-def _verify_blocked(program: LoopProgram) -> None:
+def _verify_tile_local(program: LoopProgram) -> None:
     """One nest, or a second one for partial results, of which the first reduces no axis of blocks. Behind
     these, a nest for each staged result, which copies it."""
-    main, *others = program.nests
-    final = [nest for nest in others if nest.over_splits]
-    copied = [s.buffer for n in others if not n.over_splits for s in n.body if isinstance(s, Load)]
+    main, *rest = program.nests
+    final = [nest for nest in rest if nest.over_splits]
+    copied = [s.buffer for n in rest if not n.over_splits for s in n.body if isinstance(s, Load)]
     staged = [s.buffer for s in main.body if isinstance(s, Store)]
     spaces = [b.name for b in program.role(BufferRole.WORKSPACE)]
     staged = [name for name in staged if name in spaces]
-    _require(program.blocked and len(final) <= 1, "a blocked program has one nest and a finalisation")
+    _require(program.tile_local and len(final) <= 1, "a tile-local program has one nest and a finalisation")
     _require(staged == copied, "{} are staged, and {} copied", staged, copied)
     _require(bool(final) == (len(spaces) > len(staged)), "a finalisation without a workspace")
     mailbox = {b.name for b in program.role(BufferRole.MAILBOX)}
-    filled = {s.buffer for s in program.ahead.body if isinstance(s, Store)} if program.ahead else set()
+    filled = (
+        {s.buffer for s in program.producer_nest.body if isinstance(s, Store)}
+        if program.producer_nest
+        else set()
+    )
     _require(filled == mailbox, "the mailboxes {} are written as {}", mailbox, filled)
     if final or filled:
         blocks = {axis.symbol for axis in main.loops if axis.kind is AxisClass.BATCH}
@@ -268,7 +274,7 @@ def _verify_phases(nest: Nest) -> None:
             phase_of[stmt.name] = phase
 
 
-def _require(condition: bool, message: str, *parts: object) -> None:
-    """The parts fill the message's braces, only where it is raised: writing out a statement takes long."""
+def _require(condition: bool, message: str, *args: object) -> None:
+    """The arguments fill the message's braces, once it is raised: writing out a statement takes long."""
     if not condition:
-        raise ValueError(message.format(*parts))
+        raise ValueError(message.format(*args))

@@ -47,7 +47,7 @@ def reshape_index(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]
         dims.append(dim)
         total = product(dims)
         # Add axes until the group is a multiple of the dims; then add dims until both have the same size.
-        while left and _is_part(product(size for size, _ in group), total):
+        while left and _is_no_multiple(product(size for size, _ in group), total):
             group.append(left.pop(0))
         if product(size for size, _ in group) == total:
             index.extend(_split_group(dims, group))
@@ -67,16 +67,16 @@ def index_behind(axes: Sequence[tuple[Size, sympy.Expr]], place: Run, shape: Seq
     ends = ladder(cuts.union(strides)) or ladder(cuts)  # cut where dims and axes begin: nothing is divided
     assert ends is not None
     sizes = [ratio(high, low) or 0 for low, high in zip(ends, ends[1:], strict=False)]
-    parts = list(zip(sizes, reversed(reshape_index(sizes[::-1], axes)), strict=True))
-    return reshape_index(shape, [parts[i] for factor in place for i in reversed(steps(factor, ends))])
+    places = list(zip(sizes, reversed(reshape_index(sizes[::-1], axes)), strict=True))
+    return reshape_index(shape, [places[i] for factor in place for i in reversed(steps(factor, ends))])
 
 
-def _times(one: Size, other: Size) -> Size:
-    return product((one, other))
+def _times(left: Size, right: Size) -> Size:
+    return product((left, right))
 
 
-def _is_part(part: Size, whole: Size) -> bool:
-    return part != whole and ratio(part, whole) is None
+def _is_no_multiple(size: Size, total: Size) -> bool:
+    return size != total and ratio(size, total) is None
 
 
 def _split_group(dims: list[Size], group: list[tuple[Size, sympy.Expr]]) -> Index:

@@ -27,7 +27,6 @@ from ..ir.program import (
     closure,
 )
 from ..region.axes import Space
-from ..region.moves import is_move
 from ..region.nodes import (
     fake,
     is_pair,
@@ -38,6 +37,7 @@ from ..region.nodes import (
     shape_of,
 )
 from ..region.region import Region
+from ..region.row_permutations import is_row_permutation
 from ..region.sizes import Size, product
 from .index_map import Index, delinearize, index_behind, reshape_index
 from .tracer import Place, Traced, Tracer
@@ -56,7 +56,7 @@ def lower(region: Region) -> LoopProgram:
             stores: dict[bool, list[Store]] = {False: [], True: []}
             for i, node in enumerate(region.outputs):
                 stores[node in column_side].append(tracer.store(f"out{i}", node))
-            both = tracer.loaded_both_ways()
+            both = tracer.doubly_loaded()
             if not both:
                 break
             everywhere |= both  # trace again, with one load for both
@@ -106,7 +106,7 @@ class _RowTracer(Tracer):
             reduced_by = (AxisClass.ROW, AxisClass.COMMON)
         elif product(shape_of(node) or ()) != self.region.space.numel:
             reduced_by = (AxisClass.COLUMN, AxisClass.COMMON)
-        index = self.own(node, without=reduced_by)
+        index = self.index_of(node, without=reduced_by)
         value = self.value(node, index)
         return Store(buffer, self.offset(index, self.strides(node)), Ref(value.name))
 
@@ -121,9 +121,9 @@ class _RowTracer(Tracer):
             raise Decline(DeclineReason.AXIS_CLASS, f"a result of shape {tuple(shape)}", self.current)
         return reshape_index(shape, axes)
 
-    def own(self, node: Node, without: tuple[AxisClass, ...] = ()) -> Index:
+    def index_of(self, node: Node, without: tuple[AxisClass, ...] = ()) -> Index:
         """The place of a node's element at the current point of the loops, as an index into its shape."""
-        place, shape = self.region.moved.get(node), shape_of(node) or ()
+        place, shape = self.region.permuted.get(node), shape_of(node) or ()
         if not place:
             return self.point(shape, without)
         axes = [(size, at) for (size, _), at in zip(self.region.space.axes, self.place, strict=True)]
@@ -135,10 +135,14 @@ class _RowTracer(Tracer):
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> Traced:
         """The value of a node at an index over the loops' symbols."""
         index = self.simplified(index)
-        if node in self.region.moved and (is_view(node) or is_move(node)) and index == self.own(node):
+        if (
+            node in self.region.permuted
+            and (is_view(node) or is_row_permutation(node))
+            and index == self.index_of(node)
+        ):
             # Its operand is at its own place too, which the algebra of divisions may not see.
             source: Node = node.args[0]  # type: ignore[assignment]
-            return self.value(source, self.own(source))
+            return self.value(source, self.index_of(source))
         key = (node, index, None if self._predicate is None else self._predicate.name)
         if key not in self._values:
             outer, self.current = self.current, node.name

@@ -74,9 +74,9 @@ def _seen(arg: Any, numbers: Mapping[Node, int]) -> Hashable:
         like = fake(arg)
         return _number(arg) if like is None else (numbers[arg], like.dtype, like.device, shape_of(arg))
     if isinstance(arg, list | tuple):
-        return tuple(_seen(one, numbers) for one in arg)
+        return tuple(_seen(item, numbers) for item in arg)
     if isinstance(arg, dict):
-        return tuple((name, _seen(one, numbers)) for name, one in arg.items())
+        return tuple((name, _seen(value, numbers)) for name, value in arg.items())
     return type(arg), repr(arg) if isinstance(arg, float | complex) else arg
 
 

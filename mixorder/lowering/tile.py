@@ -32,9 +32,9 @@ from ..region.nodes import (
     reduction_kind,
     shape_of,
 )
+from ..region.reduction_groups import ReductionGroupSeed
 from ..region.region import Region
 from ..region.sizes import Size, plain, product, ratio
-from ..region.slabs import SlabSeed
 from .index_map import Index
 from .tracer import Traced, Tracer
 
@@ -60,8 +60,14 @@ def lower_tile(region: Region) -> LoopProgram:
             store = tracer.store(f"out{i}", node)
             body += [*tracer.body[len(body) - i :], store]
         buffers, hints = tracer.buffers(), tracer.hints()
-    over_slabs = isinstance(region.seed, SlabSeed)
-    return LoopProgram(buffers, (Nest(tuple(axes), tuple(body)),), hints, blocked=True, over_slabs=over_slabs)
+    over_reduction_groups = isinstance(region.seed, ReductionGroupSeed)
+    return LoopProgram(
+        buffers,
+        (Nest(tuple(axes), tuple(body)),),
+        hints,
+        tile_local=True,
+        over_reduction_groups=over_reduction_groups,
+    )
 
 
 def _axes(space: Space) -> list[Axis]:
@@ -106,8 +112,8 @@ class _TileTracer(Tracer):
         if run not in self._places:
             index: sympy.Expr = sympy.S.Zero
             for factor in run:
-                own = (stride * axis.symbol for stride, axis in self.axes_of(factor))
-                index = index * factor.size + sum(own, sympy.S.Zero)
+                terms = (stride * axis.symbol for stride, axis in self.axes_of(factor))
+                index = index * factor.size + sum(terms, sympy.S.Zero)
             self._places[run] = sympy.expand(index)
         return self._places[run]
 
@@ -159,14 +165,14 @@ class _TileTracer(Tracer):
         if name not in self._exact:
             stmt = next(s for s in self.body if not isinstance(s, Store) and s.name == name)  # type: ignore[union-attr]
             if isinstance(stmt, Load):
-                found = self.itemsize(stmt)
+                num_bytes = self.itemsize(stmt)
             elif isinstance(stmt, Reduce):
-                found = self.bytes_of(stmt.value.name) if stmt.kind.selects else stmt.dtype.itemsize
+                num_bytes = self.bytes_of(stmt.value.name) if stmt.kind.selects else stmt.dtype.itemsize
             else:
                 assert isinstance(stmt, Compute)
-                own = [self.bytes_of(a.name) for a in stmt.args if isinstance(a, Ref)]
-                found = max(own, default=8) if stmt.op in _EXACT else 8
-            self._exact[name] = found
+                operand_bytes = [self.bytes_of(a.name) for a in stmt.args if isinstance(a, Ref)]
+                num_bytes = max(operand_bytes, default=8) if stmt.op in _EXACT else 8
+            self._exact[name] = num_bytes
         return self._exact[name]
 
     def itemsize(self, load: Load) -> int:

@@ -174,14 +174,16 @@ class Tracer:
             val = fake(node)
             assert val is not None
             moved = role is BufferRole.OUTPUT or node in self.region.made_contiguous  # to memory of its own
-            part = self.region.parts.get(node)
-            own = part.offset if part is not None else 0
-            (offset,) = symbolic((own,) if moved else (val.storage_offset(),))
+            cat_slice = self.region.cat_slices.get(node)
+            slice_offset = cat_slice.offset if cat_slice is not None else 0
+            (offset,) = symbolic((slice_offset,) if moved else (val.storage_offset(),))
             shape, stride = symbolic(val.shape), symbolic(self.strides(node))
-            wider = node in self.region.widened
-            dtype = torch.float32 if wider else val.dtype
+            kept_fp32 = node in self.region.kept_fp32
+            dtype = torch.float32 if kept_fp32 else val.dtype
             added_up = role is BufferRole.OUTPUT and is_added_up(node)
-            return Buffer(name, role, dtype, shape, stride, offset=offset, widened=wider, added_up=added_up)
+            return Buffer(
+                name, role, dtype, shape, stride, offset=offset, kept_fp32=kept_fp32, added_up=added_up
+            )
 
         inputs = [make(name, BufferRole.INPUT, node) for node, name in self._inputs.items()]
         outputs = [make(f"out{i}", BufferRole.OUTPUT, n) for i, n in enumerate(self.region.outputs)]
@@ -207,7 +209,7 @@ class Tracer:
                 self.halves[self._loads[key].name] = val.dtype
         return self._loads[key]
 
-    def loaded_both_ways(self) -> frozenset[Place]:
+    def doubly_loaded(self) -> frozenset[Place]:
         """Places that are loaded both with and without a predicate."""
         return frozenset(place for place, under in self._loads if under and (place, None) in self._loads)
 
@@ -240,9 +242,9 @@ class Tracer:
 
     def append(self, stmt: Load | Compute | Reduce) -> Traced:
         self.body.append(stmt)
-        own = index_symbols(stmt) & self._ranges.keys()
+        ranges = index_symbols(stmt) & self._ranges.keys()
         reduced = stmt.axes if isinstance(stmt, Reduce) else ()
-        symbols = frozenset(own).union(*(self._symbols[name] for name in operands(stmt)))
+        symbols = frozenset(ranges).union(*(self._symbols[name] for name in operands(stmt)))
         self._symbols[stmt.name] = symbols - frozenset(reduced)
         return Traced(stmt.name, stmt.dtype)
 
@@ -250,10 +252,10 @@ class Tracer:
         """A node's strides as the graph states them, or those that the region gives it."""
         val = fake(node)
         assert val is not None
-        if node in self.region.laid:
-            return self.region.laid[node]
-        if node in self.region.parts:
-            return self.region.parts[node].stride
+        if node in self.region.output_strides:
+            return self.region.output_strides[node]
+        if node in self.region.cat_slices:
+            return self.region.cat_slices[node].stride
         return make_contiguous_strides_for(val.shape) if node in self.region.made_contiguous else val.stride()
 
     def element(self, kind: ReductionKind, value: Traced, stored: torch.dtype) -> Traced:

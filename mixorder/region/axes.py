@@ -43,12 +43,12 @@ class Space:
 
     def run(self, *kinds: AxisClass) -> Run:
         """The axes of some classes, as factors of the elements' numbers."""
-        stride, found = product(()), list[Factor]()
+        stride, factors = product(()), list[Factor]()
         for size, kind in reversed(self.axes):
             factor = Factor(stride, size)
-            found += [factor] if kind in kinds else []
+            factors += [factor] if kind in kinds else []
             stride = factor.end
-        return joined(reversed(found))
+        return joined(reversed(factors))
 
     def size(self, *kinds: AxisClass) -> Size:
         return product(size for size, kind in self.axes if kind in kinds)
@@ -138,7 +138,7 @@ def reduces(space: Space, what: Reduced, kinds: tuple[AxisClass, ...]) -> bool:
     return product(what.shape) == space.numel and what.run == space.run(*kinds)
 
 
-def columns_alone(outer: Reduced) -> Space | None:
+def unpaired_space(outer: Reduced) -> Space | None:
     """The space of an outer reduction over leading dims with no inner one beside it. None where the number of
     columns is symbolic, or 1."""
     count = len(outer.dims)

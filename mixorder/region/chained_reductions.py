@@ -22,8 +22,8 @@ def with_chained_reductions(
 ) -> list[Node]:
     """`inner`, and the inner reductions that are computed from it, in a region with `outer`."""
     inner = list(inner)
-    while found := _next_reductions(analysis, space, inner, outer):
-        inner.extend(found)
+    while reductions := _next_reductions(analysis, space, inner, outer):
+        inner.extend(reductions)
     return inner
 
 
@@ -31,7 +31,7 @@ def _next_reductions(
     analysis: SpaceAnalysis, space: Space, inner: list[Node], outer: list[Node]
 ) -> list[Node]:
     derived, exits, candidates = _derive(analysis, inner, outer)
-    found = []
+    reductions = []
     for node in candidates:
         above = analysis.above(node)
         if above.isdisjoint(inner):
@@ -40,8 +40,8 @@ def _next_reductions(
         if fits(space, reduced(node), reduced(outer[0])) and not any(
             analysis.feeds_inner(e, {*derived, *candidates}) for e in siblings
         ):
-            found.append(node)
-    return found
+            reductions.append(node)
+    return reductions
 
 
 def _derive(

@@ -1,4 +1,4 @@
-"""Sums of a checkpointed forward: which its backward should read, and which it has to compute again.
+"""Sums of a checkpointed forward: which its backward should read, and which it has to recompute.
 
 The last bits of a sum depend on the order of its elements, and a region adds up in another order than
 Inductor's kernel in the forward. All that follows from the sum would have other bits than it had there: a
@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from torch.fx import Graph, Node
 
-from ..inductor.graphs import is_computed_again, may_be_saved
+from ..inductor.graphs import is_recomputed, may_be_saved
 from .nodes import float_bytes, is_pair, is_pointwise, is_view, reduction_kind, stated_by
 from .spans import bytes_of
 
@@ -24,35 +24,35 @@ SHARE = 64  # of this many bytes that checkpointing frees, saved sums take back 
 def small_sums(graph: Graph) -> list[Node]:
     """The operators that give such sums, the smallest first, as many as take few bytes.
 
-    Their bytes are compared with those of all tensors that the backward would compute again."""
-    again = [n for n in graph.nodes if may_be_saved(n)]
-    room = sum(bytes_of(n) for n in again if not is_view(n)) // SHARE
-    found = list[Node]()
-    for node in sorted(filter(_gives_small_sums, again), key=_bytes_saved):
+    Their bytes are compared with those of all tensors that the backward would recompute."""
+    candidates = [n for n in graph.nodes if may_be_saved(n)]
+    room = sum(bytes_of(n) for n in candidates if not is_view(n)) // SHARE
+    sums = list[Node]()
+    for node in sorted(filter(_gives_small_sums, candidates), key=_bytes_saved):
         room -= _bytes_saved(node)
         if room < 0:
             break
-        found.append(node)
-    return found
+        sums.append(node)
+    return sums
 
 
 def other_sums(graph: Graph, saved: Collection[Node]) -> list[Node]:
-    """The sums that the backward has to compute again, once some operators' are saved."""
-    again = (n for n in graph.nodes if is_computed_again(stated_by(n)) and stated_by(n) not in saved)
-    return list(filter(_is_sum, again))
+    """The sums that the backward has to recompute, once some operators' are saved."""
+    checkpointed = (n for n in graph.nodes if is_recomputed(stated_by(n)) and stated_by(n) not in saved)
+    return list(filter(_is_sum, checkpointed))
 
 
 def readers_in_half_precision(node: Node) -> list[Node]:
     """Of an operator that gives sums in half precision, the pointwise nodes that read them. The forward has
     such a sum unrounded where it is computed, and the backward reads it rounded."""
-    halves = (one for one in _results(node) if float_bytes(one) == 2)
-    return [reader for one in halves for reader in _readers(one) if is_pointwise(reader)]
+    halves = (result for result in _results(node) if float_bytes(result) == 2)
+    return [reader for result in halves for reader in _readers(result) if is_pointwise(reader)]
 
 
 def _gives_small_sums(node: Node) -> bool:
     """Whether a node is an operator whose results are sums that may be read."""
     results = _results(node) if stated_by(node) is node else []
-    return bool(results) and all(_is_sum(one) and _may_be_read(one) for one in results)
+    return bool(results) and all(_is_sum(result) and _may_be_read(result) for result in results)
 
 
 def _is_sum(node: Node) -> bool:

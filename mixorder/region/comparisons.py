@@ -1,7 +1,7 @@
 """Comparisons whose result hangs on a rounding: of two values that are computed from one in half precision.
 
 Inductor keeps a value in half precision unrounded where it computes it, and rounds what it stores. So a
-stored maximum may equal no element that is computed again, as in the backward of `amax`, which then divides
+stored maximum may equal no element that is recomputed, as in the backward of `amax`, which then divides
 by a count of zero. Eager compares rounded values only.
 
 The backward of a ReLU, and of a LeakyReLU in place, compares what the forward stored with zero. Behind a
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch.fx import Graph, Node
 
-from ..inductor.graphs import OpOverload, has_kernel_of_its_own, is_computed_again
+from ..inductor.graphs import OpOverload, has_kernel_of_its_own, is_recomputed
 from ..inductor.tensors import unset_fake_temporarily
 from .nodes import (
     VIEWS,
@@ -101,14 +101,14 @@ def _without_casts(node: Node) -> Node:
 
 def roundings(graph: Graph) -> list[Node]:
     """The pointwise operators that have to round as in eager, for comparisons to be right whichever values
-    are stored and whichever are computed again."""
-    found, same = set[str](), functools.cache(lambda: _expressions(graph))
+    are stored and whichever are recomputed."""
+    expressions, same = set[str](), functools.cache(lambda: _expressions(graph))
     for node in graph.nodes:
         if both := sides(node):
-            one, other = ({same()[n]: n for n in _computed_from(side)} for side in both)
-            if any(_is_rounded(one[shared]) for shared in one.keys() & other.keys()):
-                found |= {*one, *other, same()[node]}
-    return [n for n, name in same().items() if name in found and _rounds(n)] if found else []
+            left, right = ({same()[n]: n for n in _computed_from(side)} for side in both)
+            if any(_is_rounded(left[shared]) for shared in left.keys() & right.keys()):
+                expressions |= {*left, *right, same()[node]}
+    return [n for n, name in same().items() if name in expressions and _rounds(n)] if expressions else []
 
 
 def _expressions(graph: Graph) -> dict[Node, str]:
@@ -129,7 +129,7 @@ def compared(nodes: Iterable[Node]) -> frozenset[Node]:
 
 
 def _computed_from(node: Node) -> set[Node]:
-    """A node and all that it is computed from, by operators that Inductor may compute again."""
+    """A node and all that it is computed from, by operators that Inductor may recompute."""
     return set(closure([node], lambda n: operands(n) if is_pointwise(n) or _selects(n) else ()))
 
 
@@ -160,7 +160,7 @@ class Given:
     loops: list[Node]
     """The loops that read it, in graph order."""
 
-    beside: Node | None
+    statistic: Node | None
     """A statistic that the same loops read, with an element for each of its own; None if there is none."""
 
 
@@ -189,18 +189,18 @@ def masks(graph: Graph, least: int) -> Iterator[Mask]:
     for node in (n for target in _SIGNED for n in graph.find_nodes(op="call_function", target=target)):
         stored = unviewed(node.args[0], lambda n: _is_reshaped(n) or _is_cast_from_half(n))
         size = _size(stored)
-        if node.args[1] != 0 or (isinstance(size, int) and size < least) or is_computed_again(stored):
+        if node.args[1] != 0 or (isinstance(size, int) and size < least) or is_recomputed(stored):
             continue
-        if not _is_saved(stored, late()) or (found := _by_sign(node, stored)) is None:
+        if not _is_saved(stored, late()) or (mask := _by_sign(node, stored)) is None:
             continue
-        alike = shape_of(found.value) == shape_of(node) or isinstance(size, int)
-        source = _normalised(found.value) if alike else None
-        if source is None or not _is_read_anyway(source, found.value, late()):
+        alike = shape_of(mask.value) == shape_of(node) or isinstance(size, int)
+        source = _normalised(mask.value) if alike else None
+        if source is None or not _is_read_anyway(source, mask.value, late()):
             continue
-        found = dataclasses.replace(found, given=_given(found.value))
-        copies = sum(one.beside is None for one in found.given)
+        mask = dataclasses.replace(mask, given=_given(mask.value))
+        copies = sum(given.statistic is None for given in mask.given)
         if not isinstance(size, int) or size >= copies * COPIED:
-            yield found
+            yield mask
 
 
 def _is_cast_from_half(node: Node) -> bool:
@@ -217,9 +217,9 @@ def _by_sign(node: Node, stored: Node) -> Mask | None:
     precision or not, and has its sign elsewhere. A few numbers tell, since all operators in between are
     linear on either side of zero."""
     between = by_position(closure([node], lambda n: operands(n) if _is_bent(n) else ()))
-    value, *others = between
-    halves = {fake(n).dtype for n in others if float_bytes(n) == 2}  # type: ignore[union-attr]
-    if not float_bytes(value) or _is_bent(value) or not all(map(_is_bent, others)) or len(halves) > 1:
+    value, *operators = between
+    halves = {fake(n).dtype for n in operators if float_bytes(n) == 2}  # type: ignore[union-attr]
+    if not float_bytes(value) or _is_bent(value) or not all(map(_is_bent, operators)) or len(halves) > 1:
         return None
     dtype = fake(value).dtype  # type: ignore[union-attr]
     info = torch.finfo(next(iter(halves), dtype))
@@ -227,7 +227,7 @@ def _by_sign(node: Node, stored: Node) -> Mask | None:
     with unset_fake_temporarily():
         numbers = torch.tensor([least, math.inf, 0, -1, -math.inf, math.nan], dtype=dtype, device="cpu")
         known = {value: numbers}
-        for n in others:
+        for n in operators:
             known[n] = (
                 known[operands(n)[0]]
                 if _is_reshaped(n)
@@ -256,7 +256,7 @@ def _normalised(value: Node) -> Node | None:
     loops = [n for n in chain if is_pointwise(n) and _size(n) == _size(value)]
     leaves = [n for n in chain if not (is_pointwise(n) or shows(n))]
     sources = [n for n in leaves if _size(n) == _size(value)]
-    if len(sources) != 1 or any(map(is_computed_again, chain)):
+    if len(sources) != 1 or any(map(is_recomputed, chain)):
         return None
     statistics = needed_for([n for n in leaves if reduction_kind(n) is not None], position(sources[0]))
     if sources[0] not in statistics or not _is_loaded(sources[0]):
@@ -268,7 +268,7 @@ def _normalised(value: Node) -> Node | None:
 
 def _given(value: Node) -> list[Given]:
     """What the loops that compute a value read of what the caller may change until the backward, which
-    computes the value again."""
+    recomputes the value."""
 
     def above(node: Node) -> list[Node]:
         return operands(node) if is_pointwise(node) or shows(node) else []
@@ -279,19 +279,23 @@ def _given(value: Node) -> list[Given]:
         for node in operands(loop):
             if _size(node) != _size(value):
                 read.setdefault(node, []).append(loop)
-    own = {n for n in read if all(above(one) or _is_statistic(one, value) for one in closure([n], above))}
+    produced = {
+        n
+        for n in read
+        if all(above(source) or _is_statistic(source, value) for source in closure([n], above))
+    }
     # Without a view between loops, equal shapes say that elements meet.
     straight = all(is_pointwise(n) or not above(operands(n)[0]) for n in loops)
 
-    def is_beside(node: Node, statistic: Node) -> bool:
+    def is_read_alike(node: Node, statistic: Node) -> bool:
         places = {_aligned(n, value) for n in (node, statistic)}
         dtypes = {fake(n).dtype for n in (node, statistic)}  # type: ignore[union-attr]
         return len(places) == len(dtypes) == 1 and position(statistic) < position(read[node][0])
 
-    def beside(node: Node) -> Node | None:
-        return next((n for n in read if straight and n in own and is_beside(node, n)), None)
+    def find_statistic(node: Node) -> Node | None:
+        return next((n for n in read if straight and n in produced and is_read_alike(node, n)), None)
 
-    return [Given(n, users, beside(n)) for n, users in read.items() if n not in own]
+    return [Given(n, users, find_statistic(n)) for n, users in read.items() if n not in produced]
 
 
 def _is_statistic(node: Node, value: Node) -> bool:
@@ -311,8 +315,8 @@ def _is_contracted_alike(node: Node) -> bool:
     if node.target not in _SUMS:
         return True
     products = products_in(node)
-    alone = all(_size(n) == _size(node) and len(unviewed(n, shows).users) == 1 for n in products)
-    return not node.kwargs and len(products) <= 1 and alone
+    single_use = all(_size(n) == _size(node) and len(unviewed(n, shows).users) == 1 for n in products)
+    return not node.kwargs and len(products) <= 1 and single_use
 
 
 def products_in(node: Node) -> list[Node]:

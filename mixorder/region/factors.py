@@ -32,9 +32,9 @@ class Factor:
         """Whether a part of it begins at a stride, which is one of a common refinement."""
         return ratio(stride, self.stride) is not None and ratio(stride, self.end) is None
 
-    def covers(self, other: Factor) -> bool:
+    def covers(self, factor: Factor) -> bool:
         """Whether another factor is a part of it."""
-        return ratio(other.stride, self.stride) is not None and ratio(self.end, other.end) is not None
+        return ratio(factor.stride, self.stride) is not None and ratio(self.end, factor.end) is not None
 
 
 Run: TypeAlias = tuple[Factor, ...]
@@ -45,14 +45,14 @@ Order: TypeAlias = tuple[Run, ...]
 
 def joined(factors: Iterable[Factor]) -> Run:
     """The fewest factors with the same index."""
-    found: list[Factor] = []
+    run: list[Factor] = []
     for factor in factors:
         if factor.size == 1:
             continue
-        if found and found[-1].stride == factor.end:
-            factor = Factor(factor.stride, product((found.pop().size, factor.size)))
-        found.append(factor)
-    return tuple(found)
+        if run and run[-1].stride == factor.end:
+            factor = Factor(factor.stride, product((run.pop().size, factor.size)))
+        run.append(factor)
+    return tuple(run)
 
 
 def flat(order: Order) -> Run:
@@ -118,8 +118,8 @@ def steps(factor: Factor, ends: Sequence[Size]) -> range:
 
 def ladder(cuts: Iterable[Size]) -> list[Size] | None:
     """Strides in ascending order, where each divides the next; None where they are no such chain."""
-    found: list[Size] = []
+    strides: list[Size] = []
     for cut in cuts:
-        place = next((i for i, other in enumerate(found) if ratio(other, cut) is not None), len(found))
-        found.insert(place, cut)
-    return found if all(ratio(high, low) for low, high in zip(found, found[1:], strict=False)) else None
+        place = next((i for i, stride in enumerate(strides) if ratio(stride, cut) is not None), len(strides))
+        strides.insert(place, cut)
+    return strides if all(ratio(high, low) for low, high in zip(strides, strides[1:], strict=False)) else None

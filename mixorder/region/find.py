@@ -13,19 +13,19 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from torch.fx import Graph, Node
 
 from ..errors import Decline, DeclineReason
-from .axes import Reduced, Space, classify, columns_alone, fits, is_inner_like, is_outer_like
+from .axes import Reduced, Space, classify, fits, is_inner_like, is_outer_like, unpaired_space
 from .chained_reductions import with_chained_reductions
 from .gathers import is_made_of_pieces
 from .grow import grow
 from .near_misses import near_misses
 from .nodes import is_pointwise, is_variance, is_view, operands, reduced, reduced_tensor
 from .provenance import about
+from .reduction_groups import group_seed, may_be_over_reduction_group, reduced_further
 from .region import Region, Seed
 from .sizes import Size, product
-from .slabs import may_be_over_slab, reduced_further, slab_seed
 from .space_analysis import SpaceAnalysis
 from .tile import TileSeed, is_within_tile, may_be_square, tile_seed
-from .turned import has_known_sizes, may_be_turned, turned_seed
+from .transposed import has_known_sizes, may_be_transposed, transposed_seed
 from .walk import by_position, descendants, needed_for, position, sweep
 
 RegionSearch = Generator[Region | Decline, Region | Decline | None, None]
@@ -56,17 +56,17 @@ def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> 
     numbered = _Numbered(analyses, joining)
     yield from numbered.tiles(within_tile, tile_seed)
     paired = numbered.paired(outers)
-    over_slabs = list(filter(may_be_over_slab, nodes))
+    over_reduction_groups = list(filter(may_be_over_reduction_group, nodes))
     further = reduced_further(graph.nodes)
-    yield from numbered.tiles(over_slabs, lambda node: slab_seed(node, further, paired))
+    yield from numbered.tiles(over_reduction_groups, lambda node: group_seed(node, further, paired))
     asked = frozenset(numbered.answered)
     yield from numbered.pairs(outers)
     left = paired - numbered.grown - asked
-    over_slabs = list(filter(may_be_over_slab, by_position(left)))
-    yield from numbered.tiles(over_slabs, lambda node: slab_seed(node, further))
-    narrow = [node for node in graph.nodes if may_be_turned(node) and has_known_sizes(node)]
-    yield from numbered.tiles(narrow, turned_seed)
-    yield from numbered.alone(outers)
+    over_reduction_groups = list(filter(may_be_over_reduction_group, by_position(left)))
+    yield from numbered.tiles(over_reduction_groups, lambda node: group_seed(node, further))
+    narrow = [node for node in graph.nodes if may_be_transposed(node) and has_known_sizes(node)]
+    yield from numbered.tiles(narrow, transposed_seed)
+    yield from numbered.unpaired(outers)
     yield from near_misses(graph, numbered.answered)
 
 
@@ -80,8 +80,9 @@ def next_region(regions: RegionSearch, taken: Region | Decline | None) -> Region
 
 
 class _Numbered:
-    """Grows and numbers regions: of reductions within a tile first, then over slabs that no pair needs, then
-    of pairs, then of results that are turned, then of outer reductions that join a pointwise loop."""
+    """Grows and numbers regions: of reductions within a tile first, then over reduction groups that no pair
+    needs, then of pairs, then of results that are transposed, then of outer reductions that join a pointwise
+    loop."""
 
     def __init__(self, analyses: dict[Size, SpaceAnalysis], joining: Mapping[Node, frozenset[Node]]) -> None:
         self.analyses = analyses
@@ -119,12 +120,12 @@ class _Numbered:
     @staticmethod
     def paired(outers: list[tuple[Node, SpaceAnalysis]]) -> set[Node]:
         """The reductions that a pair may take. The last pair of a chain of norms has those of all before."""
-        found = set[Node]()
+        reductions = set[Node]()
         for node, analysis in reversed(outers):
-            if node not in found and analysis.inner:
+            if node not in reductions and analysis.inner:
                 inner, outer = pair(analysis, node)
-                found |= {*inner, *outer} if inner else set()
-        return found
+                reductions |= {*inner, *outer} if inner else set()
+        return reductions
 
     def pairs(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
         for node, analysis in outers:
@@ -133,7 +134,7 @@ class _Numbered:
                 if inner:
                     yield from self.attempt_in_turn(analysis, _choices(analysis, inner, outer, node), node)
 
-    def alone(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
+    def unpaired(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
         """Yield a region for each outer reduction that is in none and joins a pointwise loop, and the cycles
         that are left."""
         for node, analysis in outers:
@@ -172,7 +173,7 @@ class _Numbered:
                 space, inner, outer = agree(first, inner, outer)
                 inner = with_chained_reductions(analysis, space, inner, outer)
             else:
-                space = columns_alone(_reduced(first))
+                space = unpaired_space(_reduced(first))
             if space is not None:
                 seed = Seed(analysis, space, tuple(inner), tuple(outer), made_for=self.joining)
                 region = grow(seed, f"region{self.count}")
@@ -189,8 +190,8 @@ class _Numbered:
                 self.cycles[first] = decline
                 return
             yield decline
-        for other in self.analyses.values():
-            other.forget(used)
+        for space_analysis in self.analyses.values():
+            space_analysis.forget(used)
 
 
 def _choices(
@@ -216,13 +217,13 @@ def _joins_a_loop(analysis: SpaceAnalysis, outer: Node) -> bool:
     if not reads or analysis.depends_on(outer, analysis.inner, set()):
         return False  # without leaves it reduces broadcast copies of small tensors
     source = operands(outer)[0]
-    others = [user for user in source.users if user is not outer]
+    readers = [user for user in source.users if user is not outer]
     while is_view(source):
         source = operands(source)[0]
-        others += [user for user in source.users if not is_view(user) or len(user.users) > 1]
-    if others and is_made_of_pieces(source) and analysis.is_full(source):
+        readers += [user for user in source.users if not is_view(user) or len(user.users) > 1]
+    if readers and is_made_of_pieces(source) and analysis.is_full(source):
         return analysis.is_written_anyway(source)
-    if others and is_pointwise(source) and analysis.fusible(source) and not analysis.recomputed(source):
+    if readers and is_pointwise(source) and analysis.fusible(source) and not analysis.recomputed(source):
         return True
     reductions = analysis.inner | analysis.outer
     return any(
@@ -237,10 +238,10 @@ def _joins_a_loop(analysis: SpaceAnalysis, outer: Node) -> bool:
 
 def _companions(analysis: SpaceAnalysis, outer: Node) -> list[Node]:
     """The outer reductions of the same space and level that share a full-size read with `outer`."""
-    reads, space = analysis.leaves(outer), columns_alone(_reduced(outer))
+    reads, space = analysis.leaves(outer), unpaired_space(_reduced(outer))
     sharing = analysis.outer.intersection(_walk_down(analysis, reads, frozenset()))
-    alone = (n for n in sharing if not analysis.depends_on(n, analysis.inner, set()))
-    return by_position(n for n in alone if columns_alone(_reduced(n)) == space)
+    independent = (n for n in sharing if not analysis.depends_on(n, analysis.inner, set()))
+    return by_position(n for n in independent if unpaired_space(_reduced(n)) == space)
 
 
 def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
@@ -254,16 +255,16 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
     reads = analysis.full_reads(outer)
     while True:
         above = set().union(*(analysis.above(n) for n in (outer, *inner)))
-        found = set(_walk_down(analysis, reads, above & analysis.inner))
-        inner_now = inner | (found & analysis.inner)
-        outers_now = outers | (found & analysis.outer)
+        candidates = set(_walk_down(analysis, reads, above & analysis.inner))
+        inner_now = inner | (candidates & analysis.inner)
+        outers_now = outers | (candidates & analysis.outer)
         if inner_now == inner and outers_now == outers:
             break
         inner, outers = inner_now, outers_now
         reads = frozenset().union(*(analysis.full_reads(n) for n in inner))
     later = _behind_results(analysis, inner, outers, outer)
-    found, outers = inner - later, outers - later
-    inner = _of_this_norm(analysis, found, outer, outers)
+    candidates, outers = inner - later, outers - later
+    inner = _of_this_norm(analysis, candidates, outer, outers)
     known = analysis.leaves(outer).union(*(analysis.leaves(n) for n in inner))
     # One that depends on a reduction and reads more belongs to another norm down the residual stream.
     outers = {
@@ -273,7 +274,9 @@ def pair(analysis: SpaceAnalysis, outer: Node) -> tuple[list[Node], list[Node]]:
     }
     # Of two norms with one gradient, both dw are among them: the other norm's sums along rows read the same.
     alike = {*map(analysis.leaves, outers)}
-    return by_position(n for n in found if n in inner or analysis.leaves(n) in alike), by_position(outers)
+    return by_position(n for n in candidates if n in inner or analysis.leaves(n) in alike), by_position(
+        outers
+    )
 
 
 def _behind_results(analysis: SpaceAnalysis, inner: set[Node], outers: set[Node], outer: Node) -> set[Node]:
@@ -295,24 +298,24 @@ def _of_this_norm(analysis: SpaceAnalysis, inner: set[Node], outer: Node, outers
     result is all of `inner`.
     """
     related = [n for n in outers if _is_related(analysis, n, outer)]
-    above = {n for other in related for n in analysis.above(other)}
+    above = {n for reduction in related for n in analysis.above(reduction)}
     reads = [analysis.leaves(n) for n in related]
     least, most = frozenset.intersection(*reads), frozenset.union(*reads)
     reduced_by_outer = {reduced_tensor(n) for n in outers}
-    own = {
+    kept = {
         n
         for n in inner
         if n in above
         or reduced_tensor(n) in reduced_by_outer
         or any(least <= analysis.leaves(m) <= most for m in _uses(analysis, n))
     }
-    return own or inner
+    return kept or inner
 
 
 def _is_related(analysis: SpaceAnalysis, node: Node, outer: Node) -> bool:
     """Whether one of two outer reductions reads all that the other reads, as a norm's dw and db."""
-    mine, other = analysis.leaves(outer), analysis.leaves(node)
-    return mine <= other or other <= mine
+    outer_leaves, node_leaves = analysis.leaves(outer), analysis.leaves(node)
+    return outer_leaves <= node_leaves or node_leaves <= outer_leaves
 
 
 def _uses(analysis: SpaceAnalysis, inner: Node) -> Iterator[Node]:
@@ -353,15 +356,15 @@ def _walk_down(analysis: SpaceAnalysis, reads: Iterable[Node], statistics: Colle
 
     What depends on an inner reduction among them is left out, unless that is one of `statistics`.
     """
-    found, results, free = list[Node](), set[Node](), set(statistics)
+    consumers, results, free = list[Node](), set[Node](), set(statistics)
 
     def visit(node: Node) -> bool:
         if node.op != "call_function" or (results and analysis.depends_on(node, results, ignoring=free)):
             return False
-        found.append(node)
+        consumers.append(node)
         if node in analysis.inner and node not in statistics:
             results.add(node)
         return analysis.fusible(node)
 
     sweep({user for read in reads for user in read.users}, visit)
-    return found
+    return consumers

@@ -21,10 +21,10 @@ from ..errors import Decline, DeclineReason
 from ..inductor.config import emulates_precision_casts
 from ..ir.program import AxisClass
 from .axes import fits, reduces
+from .cat_slices import cat_slices_of
 from .factors import Run
 from .gathers import is_gather, is_made_of_pieces, is_readable
 from .members import Members, used_outside
-from .moves import is_move, place_behind
 from .nodes import (
     fake,
     float_bytes,
@@ -38,22 +38,22 @@ from .nodes import (
     unviewed,
 )
 from .padding import has_gaps, with_gaps
-from .parts import parts_of
+from .reduction_groups import ReductionGroupGrowth, ReductionGroupSeed
 from .region import Region, Seed
+from .row_permutations import is_row_permutation, place_behind
 from .sizes import product
-from .slabs import SlabGrowth, SlabSeed
 from .space_analysis import takes_operands
-from .tile import Growth, TileSeed
+from .tile import TileGrowth, TileSeed
 from .walk import ancestors, by_position, descendants, inside, needed_for, position, sweep
 
 
 def grow(seed: Seed, name: str) -> Region:
     """The region of a seed, without what is made for reductions that did not join."""
     while True:
-        if isinstance(seed, SlabSeed):
-            region = SlabGrowth(seed).grow(name)
+        if isinstance(seed, ReductionGroupSeed):
+            region = ReductionGroupGrowth(seed).grow(name)
         elif isinstance(seed, TileSeed):
-            region = Growth(seed).grow(name)
+            region = TileGrowth(seed).grow(name)
         else:
             region = _best(seed, name)
         members = set(region.nodes)
@@ -69,24 +69,24 @@ def _best(seed: Seed, name: str) -> Region:
 
     Several ways are tried, and the region with the most reductions is taken; of equal ones, the first.
     A cheap member may have to be in memory for a node outside. The region then writes it, since it reads the
-    operands anyway. If such a node has to run before the region ends, the node outside computes it again.
+    operands anyway. If such a node has to run before the region ends, the node outside recomputes it.
     A member whose result reaches the reductions through nodes outside is left to Inductor.
     """
     wanted = len(seed.inner) + len(seed.outer)
-    found: list[Region] = []
+    regions: list[Region] = []
     refusal: Decline | None = None
     for tried in (seed, _without_sources_of_reads(seed)):
         if bool(tried.inner) != bool(seed.inner) or bool(tried.outer) != bool(seed.outer):
             continue
         for writes in (True, False):
-            growth = _Growth(tried, writes)
+            growth = _PairGrowth(tried, writes)
             try:
-                found.append(growth.grow(name))
+                regions.append(growth.grow(name))
             except Decline as decline:
                 refusal = refusal or decline.kept()
             if not growth.members.written:
                 break  # the other way is the same
-        best = max(found, key=_reductions, default=None)
+        best = max(regions, key=_reductions, default=None)
         if best is not None and _reductions(best) >= wanted:
             return best
     if best is None:
@@ -110,7 +110,7 @@ def _without_sources_of_reads(seed: Seed) -> Seed:
     core = _core(seed)
     reads = {a for n in core for a in operands(n) if a not in core}
     early = needed_for(reads, since=min(map(position, core)))
-    recomputed = {n for n in core & early if n in seed.again or analysis.recomputed(n)}
+    recomputed = {n for n in core & early if n in seed.must_recompute or analysis.recomputed(n)}
     outside = {n for n in core & early if reduction_kind(n) is not None or n not in recomputed}
     return seed.less(outside)
 
@@ -128,13 +128,13 @@ def _of_other_axes(seed: Seed) -> frozenset[Node]:
     return frozenset(n for n, what in inner if what is None or not reduces(seed.space, what, columns))
 
 
-class _Growth:
+class _PairGrowth:
     """Grows one region: a sweep over the users of its core, then what these need.
 
     `core`: the seed's reductions and all that can be computed above them. `column`: outer reductions, and
     what follows from them. `pending`: nodes outside that depend on the region, and that the region takes
-    once a node that joins needs them. `moved`: the place of each member behind a move.
-    See `Members` for `writes`.
+    once a node that joins needs them. `permuted`: the place of each member behind a row
+    permutation. See `Members` for `writes`.
     """
 
     def __init__(self, seed: Seed, writes: bool) -> None:
@@ -153,10 +153,10 @@ class _Growth:
         self.members = Members(seed, writes)
         self.column: set[Node] = set()
         self.pending: set[Node] = set()
-        self.moved: dict[Node, Run] = {}
+        self.permuted: dict[Node, Run] = {}
         self._tainted: dict[Node, bool] = {}
         self._feeds_another: dict[Node, bool] = {}
-        # The position of the first node that users outside do not compute again: none before depends on the
+        # The position of the first node that users outside do not recompute: none before depends on the
         # region.
         self.start = min(position(n) for n in self.core if n in reductions or not self.members.recomputed(n))
 
@@ -165,10 +165,10 @@ class _Growth:
             self.analysis.check(node)
         sweep(self.core, lambda node: self.joins(node) or self.waits(node))
         self.pull_operands()
-        if self.members.writes and not self.seed.again:
+        if self.members.writes and not self.seed.must_recompute:
             self.adopt()
         _, written = used_outside(self.members, self.members.stays)
-        outputs = self.members.cheapest(written, self.moved)
+        outputs = self.members.cheapest(written, self.permuted)
         nodes = inside(outputs, self.members)
         inner = tuple(n for n in nodes if n in self.inner)
         outer = tuple(n for n in nodes if reduction_kind(n) is not None and n not in self.inner)
@@ -180,10 +180,12 @@ class _Growth:
                 lost[0].name if lost else None,
             )
         region = Region(name, self.space, nodes, tuple(outputs), inner, outer, self.seed)
-        laid = {n: with_gaps(fake(n)).stride() for n in filter(has_gaps, outputs)}  # type: ignore[arg-type]
-        widened = self.widened(region)
-        parts = parts_of([n for n in outputs if n not in widened], set(nodes))
-        region = dataclasses.replace(region, widened=widened, laid=laid, parts=parts)
+        output_strides = {n: with_gaps(fake(n)).stride() for n in filter(has_gaps, outputs)}  # type: ignore[arg-type]
+        kept_fp32 = self.kept_fp32(region)
+        cat_slices = cat_slices_of([n for n in outputs if n not in kept_fp32], set(nodes))
+        region = dataclasses.replace(
+            region, kept_fp32=kept_fp32, output_strides=output_strides, cat_slices=cat_slices
+        )
         if not region.inputs:
             raise Decline(DeclineReason.UNSUPPORTED_OP, "the region reads no tensor", outer[0].name)
         for node in region.inputs:
@@ -198,11 +200,11 @@ class _Growth:
         if any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending):
             return False
         if node in self.core:
-            # A result of the outer reduction exists only after the loop over rows. What is behind a move is
-            # of another row.
+            # A result of the outer reduction exists only after the loop over rows. What is behind a row
+            # permutation is of another row.
             if node not in self.outer and any(a in self.column for a in args):
                 return False
-            if any(a in self.moved for a in args):
+            if any(a in self.permuted for a in args):
                 return False
         elif not self.follows(node, args):
             return False
@@ -232,16 +234,16 @@ class _Growth:
             return False
         if node in self.analysis.outer:
             fitting = any(fits(self.space, reduced(n), reduced(node)) for n in self.inner)
-            in_place = live[0] not in self.column and live[0] not in self.moved
+            in_place = live[0] not in self.column and live[0] not in self.permuted
             return in_place and fitting and self.analysis.takes(node)
-        if not ((self.analysis.fusible(node) or is_move(node)) and self.analysis.takes(node)):
+        if not ((self.analysis.fusible(node) or is_row_permutation(node)) and self.analysis.takes(node)):
             return False
         column = [a for a in args if a in self.column]
         size = product(shape_of(node) or ())
-        if (place := place_behind(node, (self.moved.get(a, ()) for a in live))) is None:
+        if (place := place_behind(node, (self.permuted.get(a, ()) for a in live))) is None:
             return False
         if place:
-            self.moved[node] = place
+            self.permuted[node] = place
             return not column and size == self.space.numel
         if column:
             return len(column) == len(live) and size == self.members.result_size(AxisClass.ROW)
@@ -281,16 +283,16 @@ class _Growth:
 
         if not is_new(node):
             return self._tainted.get(node, False)
-        for one in by_position(ancestors([node], is_new)):
-            args = [a for a in operands(one) if position(a) >= self.start]
+        for ancestor in by_position(ancestors([node], is_new)):
+            args = [a for a in operands(ancestor) if position(a) >= self.start]
             uses_member = any(a in self.members and a not in self.members.copied for a in args)
             outside = (a for a in args if a not in self.members)
             uses_tainted = any(self._tainted.get(a, False) for a in outside)
-            self._tainted[one] = one in self.pending or uses_member or uses_tainted
+            self._tainted[ancestor] = ancestor in self.pending or uses_member or uses_tainted
         return self._tainted[node]
 
     def pull_operands(self) -> None:
-        """Add producers that only members use, or that users outside can compute again.
+        """Add producers that only members use, or that users outside can recompute.
 
         No user outside waits for such a node, so it cannot close a cycle.
 
@@ -298,7 +300,7 @@ class _Growth:
         of the region's reductions. None of those that join does: what depends on a reduction of the region
         has joined in the sweep.
         """
-        moved: set[Node] = set()  # gathers, and what lies above them
+        gathered: set[Node] = set()  # gathers, and what lies above them
         staying: set[Node] = set()  # members that stay in the graph for users outside
         todo = {*self.members, *(a for n in self.members for a in operands(n))}
         while todo:
@@ -311,10 +313,10 @@ class _Growth:
                     continue
                 if waited and not self.members.recomputed(node):
                     continue
-                if is_gather(node) or any(u in moved for u in node.users):
+                if is_gather(node) or any(u in gathered for u in node.users):
                     if not is_readable(node):
                         continue
-                    moved.add(node)
+                    gathered.add(node)
                 self.members[node] = False
                 self.members.note_copy(node)
             if waited and self.members.stays(node):
@@ -330,18 +332,18 @@ class _Growth:
         todo = list(known)
         while todo:
             for user in todo.pop().users:
-                if user not in known and (found := self.made_of(user, known)):
+                if user not in known and (nodes := self.made_of(user, known)):
                     known.add(user)
-                    made[user] = found.union(*(made.get(a, ()) for n in found for a in operands(n)))
+                    made[user] = nodes.union(*(made.get(a, ()) for n in nodes for a in operands(n)))
                     todo.append(user)
         adopted: set[Node] = set()
         for node in filter(self.analysis.is_written_anyway, by_position(made)):
-            found = adopted | made[node] - self.members.keys()
-            read = inputs.union(*map(operands, found)) - found - self.members.keys()
-            if not any(_reaches(n, read) for n in found):
+            nodes = adopted | made[node] - self.members.keys()
+            read = inputs.union(*map(operands, nodes)) - nodes - self.members.keys()
+            if not any(_reaches(n, read) for n in nodes):
                 self.members.written.add(node)
-                self.members.update(dict.fromkeys(found, False))
-                adopted, inputs = found, read
+                self.members.update(dict.fromkeys(nodes, False))
+                adopted, inputs = nodes, read
 
     def made_of(self, node: Node, known: Collection[Node]) -> set[Node]:
         """A pointwise node and those that it is computed from; empty if it needs more than what is known and
@@ -349,9 +351,9 @@ class _Growth:
         if not self.is_loop(node):
             return set()
         above = ancestors(operands(node), lambda n: n not in known and self.is_made_for_one(n))
-        found = {node, *above}
-        read = {a for n in found for a in operands(n)} - found
-        return found if all(a in known or self.is_early(a) for a in read) else set()
+        nodes = {node, *above}
+        read = {a for n in nodes for a in operands(n)} - nodes
+        return nodes if all(a in known or self.is_early(a) for a in read) else set()
 
     def is_loop(self, node: Node) -> bool:
         """Whether a loop over the space could be the region's."""
@@ -368,12 +370,12 @@ class _Growth:
     def is_early(self, node: Node) -> bool:
         """Whether a tensor, such as a norm's bias or an activation, is there before the region: no loop
         computes it, or what it is a slice of."""
-        source = unviewed(node, _shows_part)
+        source = unviewed(node, _shows_slice)
         there = position(source) < self.start and not takes_operands(source)
         fitting = shape_of(node) is not None and (self.analysis.is_small(node) or self.analysis.is_full(node))
         return fitting and there
 
-    def widened(self, region: Region) -> frozenset[Node]:
+    def kept_fp32(self, region: Region) -> frozenset[Node]:
         """Small outputs in half precision that only loops read.
 
         Inductor computes such loops in the reduction's own kernel, and rounds nothing in between. That is
@@ -391,7 +393,7 @@ class _Growth:
         )
 
 
-def _shows_part(node: Node) -> bool:
+def _shows_slice(node: Node) -> bool:
     return shows(node) or node.target is torch.ops.aten.slice.Tensor
 
 

@@ -60,10 +60,15 @@ def structural_key(region: Region) -> Hashable | None:
             tuple(number[n] for n in region.inner),
             tuple(number[n] for n in region.outer),
             tuple(sorted(number[n] for n in region.made_contiguous)),
-            tuple(sorted(number[n] for n in region.widened)),
+            tuple(sorted(number[n] for n in region.kept_fp32)),
             tuple(sorted(number[n] for n in region.rounded)),
-            tuple(sorted((number[n], stride) for n, stride in region.laid.items())),
-            tuple(sorted((number[n], part.stride, part.offset) for n, part in region.parts.items())),
+            tuple(sorted((number[n], stride) for n, stride in region.output_strides.items())),
+            tuple(
+                sorted(
+                    (number[n], cat_slice.stride, cat_slice.offset)
+                    for n, cat_slice in region.cat_slices.items()
+                )
+            ),
         )
     except _Unknown:
         return None

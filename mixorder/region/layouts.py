@@ -54,9 +54,9 @@ def may_lie_otherwise(node: Node, strides: tuple[int, ...]) -> bool:
     val = fake(node)
     assert val is not None
     with val.fake_mode:  # type: ignore[attr-defined]
-        other = torch.empty_strided(val.shape, strides, dtype=val.dtype, device=val.device)
+        restrided = torch.empty_strided(val.shape, strides, dtype=val.dtype, device=val.device)
     try:
-        read = list(readers_with(node, other))
+        read = list(readers_with(node, restrided))
     except (RuntimeError, ValueError):  # a view that would need a copy
         return False
     if val.stride() == strides or is_visible(node):
@@ -69,8 +69,8 @@ def is_visible(node: Node) -> bool:
     (output,) = node.graph.find_nodes(op="output")
     given = tree_leaves(output.args)
     seen = output.meta.get("user_visible_output_idxs", range(len(given)))
-    own = any(given[i] is node for i in seen)
-    return own or any(is_visible(user) for user in node.users if is_strided(user))
+    returned = any(given[i] is node for i in seen)
+    return returned or any(is_visible(user) for user in node.users if is_strided(user))
 
 
 def readers_with(node: Node, val: torch.Tensor) -> Iterator[Node]:
@@ -116,11 +116,11 @@ def computed(node: Node) -> Any:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def lie_alike(one: Any, other: Any) -> bool:
+def lie_alike(first: Any, second: Any) -> bool:
     """Whether two tensors of one shape have the same strides, but for those of dims of one element."""
-    if not isinstance(one, torch.Tensor):
+    if not isinstance(first, torch.Tensor):
         return True
-    dims = zip(one.shape, one.stride(), other.stride(), strict=True)
+    dims = zip(first.shape, first.stride(), second.stride(), strict=True)
     return all(size_of(n) == 1 or size_of(a) == size_of(b) for n, a, b in dims)
 
 
@@ -133,15 +133,15 @@ def _viewed(view: Node, val: torch.Tensor) -> torch.Tensor:
     """The value of a view of `val`. Raises RuntimeError or ValueError where it would be a copy."""
     args = torch.fx.map_arg(view.args[1:], lambda n: n.meta["val"])
     with val.fake_mode:  # type: ignore[attr-defined]
-        found: torch.Tensor = view.target(val, *args, **view.kwargs)  # type: ignore[operator]
-        if found.untyped_storage()._cdata != val.untyped_storage()._cdata:
+        result: torch.Tensor = view.target(val, *args, **view.kwargs)  # type: ignore[operator]
+        if result.untyped_storage()._cdata != val.untyped_storage()._cdata:
             raise RuntimeError("a view that is a copy")
-    return found
+    return result
 
 
 def is_joined(node: Node, members: Collection[Node]) -> bool:
     """Whether a `cat` or another copy that is none of `members` takes a tensor or a view of it. Inductor's
-    loops compute what they copy; the result of another kernel is read again."""
+    loops compute what they copy; the result of another kernel is reread."""
     return any(user.target in COPIES and user not in members for user in readers(node, _is_view))
 
 

@@ -113,8 +113,8 @@ def _viewed(node: Node) -> Node | None:
         return None
     storage = val.untyped_storage()._cdata
     for arg in node.all_input_nodes:
-        other = fake(arg)
-        if other is not None and other.untyped_storage()._cdata == storage:
+        arg_val = fake(arg)
+        if arg_val is not None and arg_val.untyped_storage()._cdata == storage:
             return arg
     return None
 

@@ -1,4 +1,4 @@
-"""The members of a region while it grows: which are outputs, and which of them users outside compute again.
+"""The members of a region while it grows: which are outputs, and which of them users outside recompute.
 
 Holds the nodes that have been taken so far; `grow` decides which ones. Reads the graph, never writes it.
 """
@@ -45,7 +45,7 @@ class Members(dict[Node, bool]):
         self.analysis = seed.analysis
         self.space = seed.space
         self.writes = writes
-        self.again = seed.again
+        self.must_recompute = seed.must_recompute
         self.written: set[Node] = set()
         self.copied: set[Node] = set()
 
@@ -56,13 +56,13 @@ class Members(dict[Node, bool]):
     def note_copy(self, node: Node) -> None:
         """Note if a member stays in the graph for users outside: it is cheap, and needs no result of the
         region."""
-        own = all(a in self.copied for a in operands(node) if a in self)
-        if own and not self[node] and self.recomputed(node):
+        from_copies = all(a in self.copied for a in operands(node) if a in self)
+        if from_copies and not self[node] and self.recomputed(node):
             self.copied.add(node)
 
     def recomputed(self, node: Node) -> bool:
-        """Whether users outside compute a node again instead of reading it."""
-        if not (node in self.again or self.analysis.recomputed(node)):
+        """Whether users outside recompute a node instead of reading it."""
+        if not (node in self.must_recompute or self.analysis.recomputed(node)):
             return False
         view = is_view(node) or is_gather_view(node) or is_constant(node)
         if self.writes and not view and self.analysis.is_written_anyway(node):
@@ -70,12 +70,12 @@ class Members(dict[Node, bool]):
             return False
         return True
 
-    def cheapest(self, outputs: Sequence[Node], moved: Collection[Node]) -> list[Node]:
-        """What to write for nodes outside. An output that only loops read is computed again by them, if what
-        it is made of has fewer bytes to write and to read. `moved`: members behind a move."""
+    def cheapest(self, outputs: Sequence[Node], permuted: Collection[Node]) -> list[Node]:
+        """What to write for nodes outside. An output that only loops read is recomputed by them, if what it
+        is made of has fewer bytes to write and to read. `permuted`: members behind a row permutation."""
         sources: dict[Node, frozenset[Node]] = {}
         for node in by_position(self):
-            sources[node] = self._sources(node, sources, outputs, moved)
+            sources[node] = self._sources(node, sources, outputs, permuted)
         written = frozenset[Node]().union(*(sources[n] for n in outputs))
         return by_position(written.intersection(self))
 
@@ -84,21 +84,21 @@ class Members(dict[Node, bool]):
         node: Node,
         known: Mapping[Node, frozenset[Node]],
         outputs: Sequence[Node],
-        moved: Collection[Node],
+        permuted: Collection[Node],
     ) -> frozenset[Node]:
         """The tensors in memory that loops outside read for a member: itself, or what it is made of."""
         itself = frozenset({node})
         made_of = (known.get(a, frozenset({a})) for a in operands(node) if not is_constant(a))
-        others = frozenset[Node]().union(*made_of)
+        sources = frozenset[Node]().union(*made_of)
         if self.stays(node):
-            return others
-        if node in moved or not is_pointwise(node) or not self.analysis.is_full(node):
+            return sources
+        if node in permuted or not is_pointwise(node) or not self.analysis.is_full(node):
             return itself
-        if self.analysis.is_written_anyway(node) or not all(map(self._can_be_read, others)):
+        if self.analysis.is_written_anyway(node) or not all(map(self._can_be_read, sources)):
             return itself
 
-        if node in self.again and not any(n in self for n in others):
-            return others
+        if node in self.must_recompute and not any(n in self for n in sources):
+            return sources
 
         def moves(tensors: frozenset[Node]) -> Size:
             new = (n for n in tensors if n in self and (n is node or n not in outputs or known[n] != {n}))
@@ -106,9 +106,11 @@ class Members(dict[Node, bool]):
 
         # What the region reads for this one alone, it reads in any case if a member uses the result.
         uses = () if any(u in self for u in node.users) else operands(node)
-        alone = (a for a in uses if a not in self and not any(u in self for u in a.users if u is not node))
-        inside = moves(itself) + sum(map(self.analysis.num_bytes, alone), start=0)
-        return others if self.analysis.is_less(moves(others), inside) else itself
+        exclusive = (
+            a for a in uses if a not in self and not any(u in self for u in a.users if u is not node)
+        )
+        inside = moves(itself) + sum(map(self.analysis.num_bytes, exclusive), start=0)
+        return sources if self.analysis.is_less(moves(sources), inside) else itself
 
     def _can_be_read(self, node: Node) -> bool:
         """Whether a tensor is in memory, or the kernels can store it."""

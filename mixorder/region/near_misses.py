@@ -1,5 +1,5 @@
 """Reductions over blocks that could be scales of blocks, but are in no region, and results that could be
-turned but for sizes that are not known: the reason why not.
+transposed but for sizes that are not known: the reason why not.
 
 Looks for them as `tile.py` does, with blocks of other lengths, tensors of symbolic sizes by those that they
 were traced with, and tensors that do not lie row by row. A block is a part of a dim of the tensor that it
@@ -38,8 +38,8 @@ from .orders import Orders
 from .provenance import about
 from .sizes import Size, product
 from .space_analysis import SpaceAnalysis
-from .tile import beside, block_lengths, full_sources, is_row_major, is_within_tile
-from .turned import has_known_sizes, may_be_turned, traced_shape, turned_seed
+from .tile import block_lengths, block_reductions, full_sources, is_row_major, is_within_tile
+from .transposed import has_known_sizes, may_be_transposed, traced_shape, transposed_seed
 from .walk import by_position, needed_for, position
 
 PLACES = (torch.ops.aten.argmax.default, torch.ops.aten.argmin.default)
@@ -48,7 +48,7 @@ LEAST, MOST = 8, 1024  # elements along one axis of what may be meant as a block
 
 def near_misses(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
     """Yield the reason against each group of reductions over blocks, except where one has an answer; against
-    each result that could be turned; and what keeps casts outside of a region."""
+    each result that could be transposed; and what keeps casts outside of a region."""
     seen, swept = set(answered), set[Node]()
     for node in graph.nodes:
         if node in seen or not _may_be_over_blocks(node):
@@ -58,12 +58,12 @@ def near_misses(graph: Graph, answered: Collection[Node]) -> Iterator[Decline]:
         if not roots or roots[0] in swept:
             continue
         swept.add(root := roots[0])
-        found = _group(root)
-        if found and seen.isdisjoint(found) and (decline := _reason(root, found)) is not None:
-            yield about(decline, by_position(found))
-        seen.update(found)
+        reductions = _group(root)
+        if reductions and seen.isdisjoint(reductions) and (decline := _reason(root, reductions)) is not None:
+            yield about(decline, by_position(reductions))
+        seen.update(reductions)
     for node in graph.nodes:
-        if may_be_turned(node) and not has_known_sizes(node) and turned_seed(node):
+        if may_be_transposed(node) and not has_known_sizes(node) and transposed_seed(node):
             sizes = " x ".join(map(str, shape_of(node) or ()))
             detail = f"a transposed result of {sizes}, of which every size must be known"
             yield about(Decline(DeclineReason.DYNAMIC_SHAPE, detail, node.name), [node])
@@ -144,10 +144,10 @@ def _group(root: Node) -> list[Node]:
     def is_over_blocks(node: Node) -> bool:
         if not _may_be_over_blocks(node) or operands(node)[0] not in orders:
             return False
-        parts = orders.reduced(node)
-        return len(parts) == len(_lengths(node)) and all(map(orders.is_part, parts))
+        factors = orders.reduced(node)
+        return len(factors) == len(_lengths(node)) and all(map(orders.is_within_dim, factors))
 
-    return beside(root, orders, is_over_blocks)
+    return block_reductions(root, orders, is_over_blocks)
 
 
 def _may_be_over_blocks(node: Node) -> bool:
@@ -163,14 +163,14 @@ def _lengths(node: Node) -> list[Size]:
     return [] if what is None or shape is None else block_lengths(Reduced(shape, what.dims))
 
 
-def _reason(root: Node, found: list[Node]) -> Decline | None:
-    for node in found:
+def _reason(root: Node, reductions: list[Node]) -> Decline | None:
+    for node in reductions:
         shape = shape_of(operands(node)[0]) or ()
         if not all(isinstance(n, int) for n in shape):
             sizes = " x ".join(map(str, shape_of(root) or ()))
             detail = f"blocks of a tensor of {sizes}, of which every size must be known"
             return Decline(DeclineReason.DYNAMIC_SHAPE, detail, node.name)
-    for node in found:
+    for node in reductions:
         if not is_within_tile(node):
             sizes = " x ".join(map(str, _lengths(node)))
             detail = f"blocks of {sizes} elements; 16, 32, 64 and 128 are supported"
@@ -178,5 +178,5 @@ def _reason(root: Node, found: list[Node]) -> Decline | None:
     if not is_row_major(root):
         sizes = " x ".join(map(str, shape_of(root) or ()))
         detail = f"blocks of a tensor of {sizes}, which is not row-major"
-        return Decline(DeclineReason.LAYOUT, detail, found[0].name)
+        return Decline(DeclineReason.LAYOUT, detail, reductions[0].name)
     return None

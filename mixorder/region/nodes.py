@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..inductor.graphs import AGAIN, is_computed_again, is_lowered_pointwise, prepare_softmax_online
+from ..inductor.graphs import RECOMPUTED, is_lowered_pointwise, is_recomputed, prepare_softmax_online
 from ..inductor.symbols import depends_on_data, once_a_graph
 from ..inductor.tensors import is_symbolic
 from ..ir.dtypes import FLOAT8
@@ -169,10 +169,10 @@ def is_masked_write(node: Node) -> bool:
     x, indices, value = node.args
     if len(indices) != 1 or not all(isinstance(n, Node) for n in (x, indices[0], value)):  # type: ignore[arg-type,index]
         return False
-    whole, mask, one = fake(x), fake(indices[0]), fake(value)  # type: ignore[arg-type,index]
-    if whole is None or mask is None or one is None or mask.dtype != torch.bool or one.ndim:
+    whole, mask, scalar = fake(x), fake(indices[0]), fake(value)  # type: ignore[arg-type,index]
+    if whole is None or mask is None or scalar is None or mask.dtype != torch.bool or scalar.ndim:
         return False
-    return mask.shape == whole.shape and one.dtype == whole.dtype
+    return mask.shape == whole.shape and scalar.dtype == whole.dtype
 
 
 def is_bit_view(node: Node) -> bool:
@@ -180,8 +180,8 @@ def is_bit_view(node: Node) -> bool:
     source = node.args[0] if node.target is aten.view.dtype else None
     if not isinstance(source, Node):
         return False
-    val, own = fake(node), fake(source)
-    return val is not None and own is not None and own.dtype.itemsize == val.dtype.itemsize
+    val, source_val = fake(node), fake(source)
+    return val is not None and source_val is not None and source_val.dtype.itemsize == val.dtype.itemsize
 
 
 def reduction_kind(node: Node) -> ReductionKind | None:
@@ -281,7 +281,7 @@ def reduced(node: Node) -> Reduced | None:
 def _has_bits_of_another(node: Node) -> bool:
     """Whether a sum is computed in the forward and again in the backward. Inductor's pass that makes the sums
     of a softmax keeps their policy of checkpointing, and no other metadata."""
-    return bool(node.meta.get(AGAIN)) or (is_relative_sum(node) and is_computed_again(node))
+    return bool(node.meta.get(RECOMPUTED)) or (is_relative_sum(node) and is_recomputed(node))
 
 
 def is_added_up(node: Node) -> bool:

@@ -26,19 +26,19 @@ _SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
 def contracted(region: Region) -> tuple[tuple[Node, Node], ...]:
     """Pairs of a product and the sum or difference that takes it, both of one operator, or such a sum that is
     marked. Of two products, the compiler takes the first."""
-    found = []
+    pairs = []
     for node in region.nodes:
         if node.meta.get(CONTRACTED):
             products = (unviewed(n, shows) for n in products_in(node))
-            found += [(own, node) for own in products if own in region.nodes]
+            pairs += [(product, node) for product in products if product in region.nodes]
             continue
         if node.target not in _SUMS or node.kwargs or (operator := _operator(node)) is None:
             continue
         direct = (a for a in node.args if isinstance(a, Node) and a.target is _aten.mul.Tensor)
-        own = next((a for a in direct if _operator(a) == operator and len(a.users) == 1), None)
-        if own is not None and own in region.nodes:
-            found.append((own, node))
-    return tuple(found)
+        product = next((a for a in direct if _operator(a) == operator and len(a.users) == 1), None)
+        if product is not None and product in region.nodes:
+            pairs.append((product, node))
+    return tuple(pairs)
 
 
 def _operator(node: Node) -> Hashable:

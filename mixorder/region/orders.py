@@ -84,8 +84,8 @@ class Orders(dict[Node, Order]):
             return divided(flat(self[known[0]]), shape)
         if not is_loop(node):
             return None
-        found = self._widest(node, known)
-        return self._as_used(node) if found is None and is_view(node) else found
+        order = self._widest(node, known)
+        return self._as_used(node) if order is None and is_view(node) else order
 
     def _as_used(self, node: Node) -> Order | None:
         """The order in which a result reads a node that gives one element several places: another operand of
@@ -109,10 +109,10 @@ class Orders(dict[Node, Order]):
         a symbolic size of one."""
         shape, runs = self.shape_of(node) or (), dict[int, Run]()
         for arg in known:
-            own = self.shape_of(arg) or ()
-            for d, n in enumerate(own, start=len(shape) - len(own)):
+            arg_shape = self.shape_of(arg) or ()
+            for d, n in enumerate(arg_shape, start=len(shape) - len(arg_shape)):
                 if n != 1:
-                    runs.setdefault(d, self[arg][d - len(shape) + len(own)])
+                    runs.setdefault(d, self[arg][d - len(shape) + len(arg_shape)])
         if any(product(factor.size for factor in runs.get(d, ())) != n for d, n in enumerate(shape)):
             return None
         order = tuple(runs.get(d, ()) for d in range(len(shape)))
@@ -132,8 +132,8 @@ class Orders(dict[Node, Order]):
 
         unknown = by_position(ancestors(operands(node), is_new))
         self.asked.update(unknown)
-        for one in (*unknown, node):
-            self.find(one)
+        for current in (*unknown, node):
+            self.find(current)
         return node in self
 
     def spread(self, nodes: Sequence[Node]) -> None:
@@ -162,7 +162,7 @@ class Orders(dict[Node, Order]):
                 return False
         return True
 
-    def is_part(self, factor: Factor) -> bool:
+    def is_within_dim(self, factor: Factor) -> bool:
         """Whether a factor is a part of one dim of the first tensor, and not all of it."""
         dims = (f for run in self.get(self.root, ()) for f in run)
         return any(d.stride <= factor.stride and factor.end <= d.end and factor.size < d.size for d in dims)

@@ -53,10 +53,10 @@ def fills_gaps(node: Node) -> bool:
         True
     ]:
         return False
-    (source,), (before, behind, *others) = operands(node), tuple(node.args[1])  # type: ignore[arg-type]
+    (source,), (before, behind, *outer_pads) = operands(node), tuple(node.args[1])  # type: ignore[arg-type]
     val = fake(source)
     stride = None if val is None or val.ndim != 2 else padded_strides(val)
-    if val is None or stride is None or before or any(others) or not isinstance(behind, int):
+    if val is None or stride is None or before or any(outer_pads) or not isinstance(behind, int):
         return False
     made = takes_operands(source) or source.target is operator.getitem
     return made and val.shape[1] + behind <= stride[0] and has_gaps(source)
@@ -84,13 +84,13 @@ def saved_strides(graph: Graph) -> list[tuple[int, ...] | None]:
     makes an activation that only the backward reads. None for what is no tensor, or of symbolic strides."""
     (output,) = graph.find_nodes(op="output")
     seen = output.meta.get("user_visible_output_idxs", ())
-    found: list[tuple[int, ...] | None] = []
+    strides: list[tuple[int, ...] | None] = []
     for i, node in enumerate(output.args[0]):
         val = fake(node) if isinstance(node, Node) else None
         if val is None or not all(isinstance(n, int) for n in val.stride()):
-            found.append(None)
+            strides.append(None)
             continue
         made = node.target in PRODUCTS or takes_operands(node)
         stride = padded_strides(val) if made and i not in seen else None
-        found.append(stride if stride and val.is_contiguous() else tuple(val.stride()))
-    return found
+        strides.append(stride if stride and val.is_contiguous() else tuple(val.stride()))
+    return strides

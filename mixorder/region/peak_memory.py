@@ -5,7 +5,7 @@ An estimate from liveness. What is assumed of Inductor:
 - Kernels run in the order of the graph. Inductor reorders them for less memory, so of the places for a launch
   only the first and the last are looked at.
 - A pointwise node has no memory of its own if only loops use it that run before the next matrix product or
-  the like, or if it is cheap: Inductor computes it again in each of them. Its operands live until then.
+  the like, or if it is cheap: Inductor recomputes it in each of them. Its operands live until then.
 - A loop writes its result where an operand of the same size lay that nothing reads afterwards, unless that is
   an input that others hold.
 - What a loop computes for a `cat` alone is written to its place there.
@@ -34,10 +34,10 @@ from torch.fx import Graph, Node
 
 from ..inductor.config import realize_threshold
 from ..inductor.graphs import OpOverload, donated, get_node_storage, may_overwrite_inputs
+from .cat_slices import cat_slices_of
 from .liveness import erased
 from .nodes import is_constant, is_pointwise, is_view, readers, reduction_kind, shape_of
 from .padding import fills_gaps
-from .parts import parts_of
 from .placement import moved, place_of
 from .region import Region
 from .space_analysis import takes_operands
@@ -101,9 +101,9 @@ class Timeline:
         first: dict[object, Node] = {}
         for node in graph.nodes:
             if (key := _storage(node)) is not None:
-                own = first.setdefault(key, node)
+                base = first.setdefault(key, node)
                 inside = _is_broadcast(node) or fills_gaps(node)
-                self.base[node] = self.base[node.args[0]] if inside else own
+                self.base[node] = self.base[node.args[0]] if inside else base
 
     def _find_stored(self, graph: Graph) -> None:
         """Find the nodes with memory of their own: results of other operators, and of loops that have to
@@ -121,8 +121,8 @@ class Timeline:
                 continue
             reads[node] = set().union(*(reads[a] for a in args)) if len(args) != 1 else reads[args[0]]
             count = len(reads[node])
-            own: bool = self.base.get(node) is node
-            if own and not is_constant(node):
+            is_base: bool = self.base.get(node) is node
+            if is_base and not is_constant(node):
                 shared = count > reads_shared and len(node.users) > 1
                 if shared or count > reads_in_all or not is_pointwise(node) or self._is_needed(node):
                     realised.add(node)
@@ -138,17 +138,17 @@ class Timeline:
         for node in realised:
             if self.base.get(node) is not node:
                 continue
-            alone = node not in self.loops or self._is_needed(node) or self._is_cut(node)
-            if alone or latest[node] > epoch[node]:
+            needs_memory = node not in self.loops or self._is_needed(node) or self._is_cut(node)
+            if needs_memory or latest[node] > epoch[node]:
                 self.stored.add(node)
 
     def _find_wholes(self, graph: Graph) -> dict[Node, Node]:
         """Find the loops that write to their places in a larger tensor, and the first of each tensor's."""
         wholes = dict[Node, Node]()
-        for node, part in parts_of(filter(is_pointwise, self.stored), ()).items():
+        for node, cat_slice in cat_slices_of(filter(is_pointwise, self.stored), ()).items():
             self.stored.discard(node)
-            first = wholes.setdefault(part.whole, node)
-            wholes[part.whole] = min(first, node, key=position)
+            first = wholes.setdefault(cat_slice.whole, node)
+            wholes[cat_slice.whole] = min(first, node, key=position)
         return wholes
 
     def _is_needed(self, node: Node) -> bool:
@@ -156,7 +156,7 @@ class Timeline:
         return not self.loops.issuperset(self._users(node))
 
     def _is_cut(self, node: Node) -> bool:
-        """Whether loops of fewer elements read a part of it: they are other kernels."""
+        """Whether loops of fewer elements read a slice of it: they are other kernels."""
         views = closure([node], lambda n: (user for user in n.users if self._is_view_of(user, node)))
         return any(bytes_of(view) < bytes_of(node) for view in views)
 
@@ -229,11 +229,11 @@ class Timeline:
                 dying.setdefault((span.last, span.bytes), []).append(node)
         for node in [n for n in self.spans if n.op == "call_function" and is_pointwise(n)]:
             span = self.spans[node]
-            for other in dying.get((span.first, span.bytes), ()):
-                if other is not node and self.spans[other].first < span.first:
-                    dying[span.first, span.bytes].remove(other)
-                    self._set(other, dataclasses.replace(self.spans[other], last=span.first - 1))
-                    overwritten.add(other)
+            for operand in dying.get((span.first, span.bytes), ()):
+                if operand is not node and self.spans[operand].first < span.first:
+                    dying[span.first, span.bytes].remove(operand)
+                    self._set(operand, dataclasses.replace(self.spans[operand], last=span.first - 1))
+                    overwritten.add(operand)
                     break
         return overwritten
 
@@ -252,8 +252,8 @@ class Timeline:
         changes = [0] * (self.end + 2)
         for node, span in self.spans.items():
             at = start[min(span.last + 1, self.end)]
-            alone = node in overwritten and len([i for i in self._readers(node) if i >= at]) == 1
-            last = at - 1 if alone else end[span.last]
+            sole_reader = node in overwritten and len([i for i in self._readers(node) if i >= at]) == 1
+            last = at - 1 if sole_reader else end[span.last]
             add(changes, Span(span.bytes, start[span.first], last), 1)
         return max(accumulate(changes))
 
@@ -267,10 +267,10 @@ class Timeline:
         bases = {n: self.base.get(n, n) for n in region.inputs if n in region.made_contiguous}
         copied = {n: base for n, base in bases.items() if base not in self.stored}
         read = {self.base.get(n, n) for n in region.inputs if n not in bases}
-        again = set(bases.values()).difference(read, copied.values())  # in memory, beside their copies
+        originals = set(bases.values()).difference(read, copied.values())  # in memory, beside their copies
         # What nothing else reads is free again before the results are there.
-        results = sum(bytes_of(n) for n in region.outputs if n not in region.parts)
-        freed = again if sum(map(bytes_of, again)) <= results else ()
+        results = sum(bytes_of(n) for n in region.outputs if n not in region.cat_slices)
+        freed = originals if sum(map(bytes_of, originals)) <= results else ()
         written = {n: self._first(n, place) for n in read if n in self.base and n not in self.stored}
         rewrite = _Rewrite(region, place, frozenset(moved(region)), erased(region), written)
         late = [n for n, first in written.items() if first > self.index.get(n, first)]
@@ -279,23 +279,23 @@ class Timeline:
         for node in self.spans.keys() & set(region.nodes) - rewrite.gone:
             span = self._span(node, self.spans[node].first, rewrite)
             spans[node] = self._shared(span, node, place)
-        for node in self._read_by(region, read | again):
+        for node in self._read_by(region, read | originals):
             old = self.spans.get(node)
             first = old.first if old is not None and old.first <= place else self._first(node, place)
             span = self._span(node, first, rewrite)
-            if node in held or node in again:
+            if node in held or node in originals:
                 last = max(span.last, place)
                 span = dataclasses.replace(span, last=last - (node in freed and last == place))
             shared = node in over and node not in bases and span.last == place
             spans[node] = (
                 dataclasses.replace(span, last=span.last - 1) if shared else self._shared(span, node, place)
             )
-        for whole in {part.whole for part in region.parts.values()}:
+        for whole in {cat_slice.whole for cat_slice in region.cat_slices.values()}:
             span = self.spans.get(whole) or self._span(whole, self._position(whole), rewrite)
             spans[whole] = dataclasses.replace(span, first=min(span.first, place))
-        spans |= dict.fromkeys(region.parts)
-        for node in (n for n in region.outputs if n not in region.parts):
-            size = 0 if _is_first_step(node) else bytes_of(node) * (2 if node in region.widened else 1)
+        spans |= dict.fromkeys(region.cat_slices)
+        for node in (n for n in region.outputs if n not in region.cat_slices):
+            size = 0 if _is_first_step(node) else bytes_of(node) * (2 if node in region.kept_fp32 else 1)
             spans[node] = self._shared(Span(size, place, self._last(node, place, rewrite)), node, place)
         starts = {n: place if n in self.stored else self._first(n, place) for n in bases.values()}
         copies = [Span(bytes_of(n), starts[base], place - (n in over)) for n, base in bases.items()]
@@ -312,21 +312,21 @@ class Timeline:
     def _first(self, node: Node, place: int) -> int:
         """The first position at which a tensor is held that is written for a launch. As early as in the graph
         if Inductor may store it there, or fuse it with the loop that computes an operand."""
-        own = min(self.index.get(node, place), place)
+        node_place = min(self.index.get(node, place), place)
         if node in self.realised and node not in self.stored:
-            return own
+            return node_place
         made_of, inlined = self._made_of(node)
         loops = [n for n in made_of if self.is_loop(n)]
-        others = [n for n in made_of if n not in loops]
+        operators = [n for n in made_of if n not in loops]
         # A loop is not fused with one that has to wait for another operator which waits for the first.
-        before = needed_for(others, since=min(map(position, loops))) if loops else ()
+        before = needed_for(operators, since=min(map(position, loops))) if loops else ()
         if inlined > INLINED or any(n not in before for n in loops):
-            return own
+            return node_place
         kernels = sorted(self.index.get(n, place) for n in self.realised if n.op == "call_function")
         before_place = bisect_left(kernels, place)
         near = kernels[max(0, before_place - NEAR)] if before_place else place
         fused = any(near <= at < place for n in made_of for at in self._readers(n))
-        return max(own, near) if fused else place
+        return max(node_place, near) if fused else place
 
     def _if_fused(self, node: Node) -> int:
         """The position at which a loop's result is stored: in the kernel of a reduction along its rows that
@@ -350,8 +350,8 @@ class Timeline:
             return node in self.stored or node in self.realised or not self.is_loop(node)
 
         nodes = set(closure([node], lambda n: () if is_read(n) else n.all_input_nodes))
-        found = set(filter(is_read, nodes))
-        return found, sum(map(is_pointwise, nodes - found))
+        reads = set(filter(is_read, nodes))
+        return reads, sum(map(is_pointwise, nodes - reads))
 
     def _position(self, node: Node) -> int:
         """The position of a node; of what a rewrite has added, that of the node in front of it."""
@@ -377,8 +377,8 @@ class Timeline:
 
         starts = (base for node in (*region.nodes, *region.inputs) for base in bases(node))
         nodes = closure(starts, lambda n: () if n in self.stored else bases(n))
-        found = {*read, *filter(self.stored.__contains__, nodes)}
-        return {n for n in found if n in self.base and not is_constant(n)}
+        tensors = {*read, *filter(self.stored.__contains__, nodes)}
+        return {n for n in tensors if n in self.base and not is_constant(n)}
 
     def fits(self, change: Change) -> bool:
         """Whether a region leaves the peak where stock may have it, or where earlier regions do.
@@ -398,8 +398,8 @@ class Timeline:
             if span is not None:
                 self._set(new, span)
                 self.stored.add(new)
-            part = change.region.parts.get(node)
-            self.base.setdefault(new, new if part is None else part.whole)
+            cat_slice = change.region.cat_slices.get(node)
+            self.base.setdefault(new, new if cat_slice is None else cat_slice.whole)
             shown = self.base.setdefault(result, new if is_view(result) else result)
             self.base.update((u, shown) for u in result.users if self.base.get(u) is node)
         for copy in change.copies:

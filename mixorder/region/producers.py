@@ -1,7 +1,7 @@
 """A tile's region together with the values of whole rows that its tiles need.
 
 Such as a norm's backward in front of block-wise casts: a tile needs sums of whole rows, which are wider than
-it. Other programs of the same kernel compute them, ahead of the tiles (`transform.producers`).
+it. Other programs of the same kernel compute them, the producers (`transform.producers`).
 
 Takes a region, gives a larger one. Reads the graph, never writes it.
 """
@@ -33,14 +33,14 @@ def with_row_values(region: Region) -> Region | None:
         return None
     orders = Orders(seed.root)
     orders.update(region.orders)
-    found = _computed(values, region, orders)
-    if found is None or not found.issuperset(values):
+    computed = _computed(values, region, orders)
+    if computed is None or not computed.issuperset(values):
         return None
-    members = found.union(region.nodes)
-    reductions = [n for n in by_position(found) if reduction_kind(n) is not None]
-    if not reductions or _is_used_elsewhere(found, members, region):
+    members = computed.union(region.nodes)
+    reductions = [n for n in by_position(computed) if reduction_kind(n) is not None]
+    if not reductions or _is_used_elsewhere(computed, members, region):
         return None
-    if not all(orders.find(n) and orders.agrees(n) for n in by_position(found)):
+    if not all(orders.find(n) and orders.agrees(n) for n in by_position(computed)):
         return None
     larger = dataclasses.replace(
         region,
@@ -71,11 +71,11 @@ def _computed(values: Iterable[Node], region: Region, orders: Orders) -> set[Nod
     """What the values are computed from, up to what the region reads anyway or what is small; None if they
     need another full tensor."""
     known = {*region.nodes, *region.inputs}.difference(values)
-    found = set(
+    computed = set(
         ancestors(values, lambda n: n not in known and (is_loop(n) or _is_over_rows(n, region, orders)))
     )
-    reads = {a for n in found for a in operands(n)} - found - known
-    return None if any(map(region.seed.analysis.is_full, reads)) else found
+    reads = {a for n in computed for a in operands(n)} - computed - known
+    return None if any(map(region.seed.analysis.is_full, reads)) else computed
 
 
 def _is_over_rows(node: Node, region: Region, orders: Orders) -> bool:
@@ -89,12 +89,12 @@ def _is_over_rows(node: Node, region: Region, orders: Orders) -> bool:
     return orders.over(node) is AxisClass.COLUMN
 
 
-def _is_used_elsewhere(found: set[Node], members: set[Node], region: Region) -> bool:
+def _is_used_elsewhere(computed: set[Node], members: set[Node], region: Region) -> bool:
     """Whether a value of fewer elements than the space has users outside, which would need it stored."""
-    small = (n for n in found if not region.seed.analysis.is_full(n))
+    small = (n for n in computed if not region.seed.analysis.is_full(n))
     return any(user not in members for node in small for user in node.users if not _is_input(node, region))
 
 
 def _is_input(node: Node, region: Region) -> bool:
-    """Whether a value is computed from vectors alone, so that users outside compute it again."""
+    """Whether a value is computed from vectors alone, so that users outside recompute it."""
     return is_loop(node) and region.seed.analysis.recomputed(node)

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from ..errors import Decline
 from .region import Region
-from .turned import traced_shape
+from .transposed import traced_shape
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
 _ROOT = re.compile(r"^L\[['\"]\w+['\"]\]\.?")
@@ -70,10 +70,10 @@ def _plain(path: str) -> str:
 def _users_frame(trace: str) -> str:
     """The innermost frame that is not in torch; the innermost one if all are."""
     frames = list(_FRAME.finditer(trace))
-    own = [f for f in frames if not f["file"].startswith(_TORCH)] or frames
-    if not own:
+    user_frames = [f for f in frames if not f["file"].startswith(_TORCH)] or frames
+    if not user_frames:
         return ""
-    frame = own[-1]
+    frame = user_frames[-1]
     return f"{frame['file']}:{frame['line']} in {frame['function']}: {frame['code'].strip()}"
 
 
@@ -83,9 +83,9 @@ def about(decline: Decline, nodes: Iterable[Node]) -> Decline:
     return decline
 
 
-def located(decline: Decline, found: Region | Decline | None) -> Decline:
+def located(decline: Decline, candidate: Region | Decline | None) -> Decline:
     """A decline that says where the reductions of the region come from that it is about."""
-    return about(decline, found.named_after) if isinstance(found, Region) else decline
+    return about(decline, candidate.named_after) if isinstance(candidate, Region) else decline
 
 
 def label(region: Region) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Set
 from torch.fx import Node
 
 from .axes import Space
+from .cat_slices import CatSlice
 from .comparisons import compared
 from .factors import Order, Run
 from .gathers import is_gather
-from .moves import moved
 from .nodes import float_bytes, is_view, operands, reduction_kind, unviewed
-from .parts import Part
+from .row_permutations import permuted_places
 from .sizes import Size
 from .space_analysis import SpaceAnalysis, takes_operands
 from .walk import by_position, dependents
@@ -23,8 +23,9 @@ from .walk import by_position, dependents
 
 @dataclasses.dataclass(frozen=True)
 class Seed:
-    """What a region is grown from: reductions of one space. `without`: nodes that must not join. `again`:
-    those that loops outside compute again, instead of reading them, if all that this takes is in memory.
+    """What a region is grown from: reductions of one space. `without`: nodes that must not join.
+    `must_recompute`: those that loops outside recompute, instead of reading them, if all that this takes is
+    in memory.
     `made_for`: nodes that are there for one reduction alone, by that reduction: none joins without it.
 
     Inner reductions above `inner` join as well, if they are of this space.
@@ -35,7 +36,7 @@ class Seed:
     inner: tuple[Node, ...]
     outer: tuple[Node, ...]
     without: frozenset[Node] = frozenset()
-    again: frozenset[Node] = frozenset()
+    must_recompute: frozenset[Node] = frozenset()
     made_for: Mapping[Node, frozenset[Node]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
     )
@@ -52,14 +53,14 @@ class Region:
 
     `nodes`: in graph order; all that `outputs` need and that is no input. `outputs`: those that nodes
     outside use. Another member may have users outside as well: it is cheap, stays in the graph for them,
-    and is computed again in the kernel.
+    and is recomputed in the kernel.
 
     `made_contiguous`: inputs that are copied into contiguous memory before the launch, and outputs that the
-    kernel writes contiguously, whatever strides the graph states. `widened`: outputs in half precision that
-    the kernel writes in float32; the loops outside that read them cast. `laid`: strides that outputs get,
-    whatever the graph states, such as those with gaps between rows. `parts`: the places of outputs that are
-    parts of a larger tensor. `late`: the launch stands in front of the first use of a result, not behind the
-    last input.
+    kernel writes contiguously, whatever strides the graph states. `kept_fp32`: outputs in half precision that
+    the kernel writes in float32; the loops outside that read them cast. `output_strides`: strides that
+    outputs get, whatever the graph states, such as those with gaps between rows. `cat_slices`: the places of
+    outputs that are slices of a larger tensor. `late`: the launch stands in front of the first use of a
+    result, not behind the last input.
 
     `orders`: where in the space the elements of each member and input lie, in a region whose reductions all
     end within a tile; None in any other.
@@ -73,9 +74,9 @@ class Region:
     outer: tuple[Node, ...]
     seed: Seed = dataclasses.field(repr=False, compare=False)
     made_contiguous: frozenset[Node] = frozenset()
-    widened: frozenset[Node] = frozenset()
-    laid: Mapping[Node, tuple[Size, ...]] = dataclasses.field(default_factory=dict, hash=False)
-    parts: Mapping[Node, Part] = dataclasses.field(default_factory=dict, hash=False)
+    kept_fp32: frozenset[Node] = frozenset()
+    output_strides: Mapping[Node, tuple[Size, ...]] = dataclasses.field(default_factory=dict, hash=False)
+    cat_slices: Mapping[Node, CatSlice] = dataclasses.field(default_factory=dict, hash=False)
     late: bool = False
     orders: Mapping[Node, Order] | None = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -106,9 +107,9 @@ class Region:
         return frozenset(dependents(self.outer, self.nodes))
 
     @functools.cached_property
-    def moved(self) -> Mapping[Node, Run]:
-        """The place of the element of each node behind a move."""
-        return moved(self.nodes, (*self.inner, *self.outer))
+    def permuted(self) -> Mapping[Node, Run]:
+        """The place of the element of each node behind a row permutation."""
+        return permuted_places(self.nodes, (*self.inner, *self.outer))
 
     @functools.cached_property
     def rounded(self) -> frozenset[Node]:

@@ -27,11 +27,11 @@ def plain(size: sympy.Expr) -> Size:
 
 
 @functools.lru_cache(maxsize=4096)
-def ratio(whole: Size, part: Size) -> Size | None:
-    """`whole / part` where that is an integer for all values of the symbols, else None."""
-    if isinstance(whole, int) and isinstance(part, int):
-        return whole // part if part and whole % part == 0 else None
-    quotient = sympy.cancel(sympy.sympify(whole) / part)
+def ratio(whole: Size, divisor: Size) -> Size | None:
+    """`whole / divisor` where that is an integer for all values of the symbols, else None."""
+    if isinstance(whole, int) and isinstance(divisor, int):
+        return whole // divisor if divisor and whole % divisor == 0 else None
+    quotient = sympy.cancel(sympy.sympify(whole) / divisor)
     numerator, denominator = sympy.fraction(quotient)
     if denominator != 1:
         return None

@@ -35,7 +35,7 @@ from .sizes import Size, product, ratio
 from .walk import ancestors, by_position, closure
 
 _LOOPS = (prepare_softmax_online, torch.ops.aten.gather.default, torch.ops.aten.copy.default)
-SMALL = 8  # a tensor with at most 1 / SMALL of the space's elements is computed again rather than written
+SMALL = 8  # a tensor with at most 1 / SMALL of the space's elements is recomputed rather than written
 
 
 def _is_loop(node: Node) -> bool:
@@ -73,8 +73,8 @@ class SpaceAnalysis:
         self._recomputed: dict[Node, bool] = {}
         self._leaves: dict[Node, frozenset[Node]] = {}
         self._above: dict[Node, tuple[set[Node], set[Node]]] = {}  # and what was looked at
-        for one in (self.is_full, self.size, self.fusible, self.computable, self.num_bytes):
-            setattr(self, one.__name__, functools.cache(one))  # no rewrite changes these answers
+        for method in (self.is_full, self.size, self.fusible, self.computable, self.num_bytes):
+            setattr(self, method.__name__, functools.cache(method))  # no rewrite changes these answers
 
     def is_full(self, node: Node) -> bool:
         return self.share(node) == 1
@@ -95,8 +95,8 @@ class SpaceAnalysis:
 
     def computable(self, node: Node) -> bool:
         """Whether a node can be computed above reductions: it is fusible, a gather, or between gathers."""
-        one = self.is_within(node) and (_is_loop(node) or is_gather(node))
-        return self.fusible(node) or one or (is_split(node) and is_gather(node))
+        within = self.is_within(node) and (_is_loop(node) or is_gather(node))
+        return self.fusible(node) or within or (is_split(node) and is_gather(node))
 
     def is_within(self, node: Node) -> bool:
         """Whether a tensor has at least one element, and at most as many as the space."""
@@ -105,16 +105,16 @@ class SpaceAnalysis:
 
     @staticmethod
     @functools.lru_cache(maxsize=4096)
-    def is_at_most(size: Size, other: Size) -> bool:
+    def is_at_most(size: Size, bound: Size) -> bool:
         """Whether a size is, for all values of its symbols."""
-        if isinstance(size, int) and isinstance(other, int):
-            return size <= other
-        return bool(sympy.expand(sympy.sympify(other) - size).is_nonnegative)
+        if isinstance(size, int) and isinstance(bound, int):
+            return size <= bound
+        return bool(sympy.expand(sympy.sympify(bound) - size).is_nonnegative)
 
     @classmethod
-    def is_less(cls, size: Size, other: Size) -> bool:
+    def is_less(cls, size: Size, bound: Size) -> bool:
         """Whether a size is smaller for all values of its symbols, each at least 1."""
-        return not cls.is_at_most(other, size) and cls.is_at_most(size, other)
+        return not cls.is_at_most(bound, size) and cls.is_at_most(size, bound)
 
     def is_broadcast(self, node: Node) -> bool:
         """Full size, but made from small tensors alone: nothing of full size is read for it."""
@@ -125,12 +125,12 @@ class SpaceAnalysis:
         if without:
             return set(ancestors(operands(reduction), lambda n: n not in without and self.is_traced(n)))
         if reduction not in self._above:
-            found = set(ancestors(operands(reduction), self.is_traced))
-            self._above[reduction] = found, {reduction}.union(*map(operands, (reduction, *found)))
+            producers = set(ancestors(operands(reduction), self.is_traced))
+            self._above[reduction] = producers, {reduction}.union(*map(operands, (reduction, *producers)))
         return set(self._above[reduction][0])
 
     def is_traced(self, node: Node) -> bool:
-        """Whether a node can be computed again above a reduction."""
+        """Whether a node can be recomputed above a reduction."""
         return self.fusible(node) or node in self.inner
 
     def full_reads(self, reduction: Node) -> frozenset[Node]:
@@ -158,7 +158,7 @@ class SpaceAnalysis:
         self._sources.clear()
         self._recomputed.clear()
         self._leaves.clear()
-        self._above = {n: found for n, found in self._above.items() if nodes.isdisjoint(found[1])}
+        self._above = {n: entry for n, entry in self._above.items() if nodes.isdisjoint(entry[1])}
 
     def depends_on(self, node: Node, reductions: Collection[Node], ignoring: set[Node]) -> bool:
         """Whether one of some inner reductions lies above a node, not looking above the nodes of `ignoring`.
@@ -193,7 +193,7 @@ class SpaceAnalysis:
         return False
 
     def recomputed(self, node: Node) -> bool:
-        """Whether users outside compute a node again: it is a view or small, or computing it again reads no
+        """Whether users outside recompute a node: it is a view or small, or recomputing it reads no
         more bytes than loading its result."""
         if node not in self._recomputed:
             free = is_view(node) or is_gather_view(node) or self.is_small(node)
@@ -223,13 +223,13 @@ class SpaceAnalysis:
                 todo.extend(unknown)
                 continue
             todo.pop()
-            found: set[Node] = set()
+            sources: set[Node] = set()
             for a in large:
                 above = self._sources.get(a, frozenset())
                 # An input is none of these, also where it was asked about before.
                 cheap = self.fusible(a) and self._reads_at_most(above, a)
-                found |= above if cheap else {a}
-            self._sources[current] = frozenset(found)
+                sources |= above if cheap else {a}
+            self._sources[current] = frozenset(sources)
         return self._sources[node]
 
     def is_written_anyway(self, node: Node) -> bool:

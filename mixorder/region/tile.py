@@ -50,7 +50,7 @@ LEAST_TILES = 8  # with fewer, blocks are whole rows or columns of small tensors
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TileSeed(Seed):
     """Reductions that each end within a tile, of what is computed from the elements of `root`; or, without
-    any, `results` that are stored, of which the first is turned (`turned.py`)."""
+    any, `results` that are stored, of which the first is transposed (`transposed.py`)."""
 
     root: Node
     results: tuple[Node, ...] = ()
@@ -90,8 +90,8 @@ def ends_in_tile(node: Node, orders: Orders, least: int = LEAST) -> bool:
         return True
     if not may_be_square(node) or operands(node)[0] not in orders:
         return False
-    parts = orders.reduced(node)
-    return len(parts) > 1 and all(LEAST <= f.size <= MOST and orders.is_part(f) for f in parts)
+    factors = orders.reduced(node)
+    return len(factors) > 1 and all(LEAST <= f.size <= MOST and orders.is_within_dim(f) for f in factors)
 
 
 def tile_seed(node: Node) -> TileSeed | None:
@@ -102,11 +102,11 @@ def tile_seed(node: Node) -> TileSeed | None:
     if not roots:
         return None
     orders = Orders(roots[0])
-    found = beside(roots[0], orders, lambda n: ends_in_tile(n, orders))
-    if node not in found:
+    reductions = block_reductions(roots[0], orders, lambda n: ends_in_tile(n, orders))
+    if node not in reductions:
         return None
-    outer = [n for n in found if orders.reduced(n)[0].stride > 1]
-    inner = [n for n in found if n not in outer]
+    outer = [n for n in reductions if orders.reduced(n)[0].stride > 1]
+    inner = [n for n in reductions if n not in outer]
     analysis = SpaceAnalysis(orders.size_of(roots[0]))
     return TileSeed(analysis, Space(()), tuple(inner), tuple(outer), root=roots[0])
 
@@ -114,30 +114,30 @@ def tile_seed(node: Node) -> TileSeed | None:
 def full_sources(node: Node, shape_of: Shapes) -> list[Node]:
     """The tensors, as large as its operand, that a reduction is computed from; none where it is along the
     rows of what was not permuted: if others are across rows, one of those is tried."""
-    found = above([node])
-    if _is_along_rows(node) and not any(map(is_permutation, found)):
+    nodes = above([node])
+    if _is_along_rows(node) and not any(map(is_permutation, nodes)):
         return []
     size = product(shape_of(operands(node)[0]) or ())
-    return by_position(n for n in found if not is_loop(n) and product(shape_of(n) or ()) == size)
+    return by_position(n for n in nodes if not is_loop(n) and product(shape_of(n) or ()) == size)
 
 
-def beside(root: Node, orders: Orders, is_over_blocks: Callable[[Node], bool]) -> list[Node]:
+def block_reductions(root: Node, orders: Orders, is_over_blocks: Callable[[Node], bool]) -> list[Node]:
     """The reductions over blocks of what is computed from the elements of `root`; none if a tile does no
     better than Inductor's kernels, or nothing of full size is computed from the reductions."""
-    found, below, size = list[Node](), list[Node](), orders.size_of(root)
+    candidates, below, size = list[Node](), list[Node](), orders.size_of(root)
 
     def is_below(node: Node) -> bool:
         if not ((is_loop(node) or is_over_blocks(node)) and orders.find(node)):
             return False
         below.append(node)
         if is_over_blocks(node) and orders.agrees(node):
-            found.append(node)
+            candidates.append(node)
         return True
 
     sweep(root.users, is_below)
     assert isinstance(size, int)
-    used = any(orders.size_of(n) == size for n in dependents(found, below))
-    return found if used and _is_worthwhile(orders, found, size) else []
+    used = any(orders.size_of(n) == size for n in dependents(candidates, below))
+    return candidates if used and _is_worthwhile(orders, candidates, size) else []
 
 
 def _is_along_rows(node: Node) -> bool:
@@ -146,20 +146,20 @@ def _is_along_rows(node: Node) -> bool:
     return what is not None and all(factor.stride == 1 for factor in what.run or ())
 
 
-def _is_worthwhile(orders: Orders, found: list[Node], size: int) -> bool:
+def _is_worthwhile(orders: Orders, reductions: list[Node], size: int) -> bool:
     """Whether a tile spares a read, or accesses across memory, and there are enough of them.
 
     It does if the blocks are along different axes, and not all along the rows: Inductor has a kernel for
     each. It also does for one reduction of transposed elements, or of blocks along two axes.
     """
-    blocks = {orders.reduced(n) for n in found}
+    blocks = {orders.reduced(n) for n in reductions}
     if size < LEAST_TILES * spanned([factor for run in blocks for factor in run]):
         return False
     if all(run[-1].stride == 1 and len(run) == 1 for run in blocks):
         return False
     if len(blocks) > 1 or any(len(run) > 1 for run in blocks):
         return True
-    return any(len(flat(orders[operands(n)[0]])) > 1 for n in found)
+    return any(len(flat(orders[operands(n)[0]])) > 1 for n in reductions)
 
 
 def is_row_major(node: Node) -> bool:
@@ -181,7 +181,7 @@ def above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set[
     return set(closure(starts, lambda n: read(n) if n not in without and is_loop(n) else ()))
 
 
-class Growth:
+class TileGrowth:
     """Grows one region, in one sweep in graph order over what the reductions are computed from and what is
     computed from them. A node joins if nothing outside that it uses depends on the region.
 
@@ -195,7 +195,7 @@ class Growth:
         self.analysis = seed.analysis
         self.orders = Orders(seed.root)
         self.wanted = {*seed.inner, *seed.outer, *seed.results}
-        self.again = seed.again | above(seed.again)
+        self.must_recompute = seed.must_recompute | above(seed.must_recompute)
         self.above = {n for n in above(self.wanted, seed.without) if is_loop(n)} - seed.without
         core = self.above | self.wanted
         self.reads = {a for n in core for a in operands(n) if a not in core}
@@ -235,8 +235,8 @@ class Growth:
     def check_left(self, nodes: Collection[Node], reductions: Collection[Node]) -> None:
         """Raise `Decline` if what the region is for could not join."""
         if self.seed.results:
-            if (turned := self.seed.results[0]) not in nodes:
-                raise Decline(DeclineReason.AXIS_CLASS, "a tensor is needed in two orders", turned.name)
+            if (transposed := self.seed.results[0]) not in nodes:
+                raise Decline(DeclineReason.AXIS_CLASS, "a tensor is needed in two orders", transposed.name)
         elif self.columns.issuperset(reductions):
             known = (n for n in (*self.above, *self.wanted, *self.reads) if fake(n) is not None)
             for read in by_position(known):
@@ -251,7 +251,7 @@ class Growth:
         on it through what cannot join, as the layers behind do."""
         start = min(map(position, self.reads))
         below = closure(self.reads, lambda n: n.users if n in self.reads or is_loop(n) else ())
-        begins = {*self.above, *self.wanted, *filter(self.is_alone, below)}
+        begins = {*self.above, *self.wanted, *filter(self.is_standalone, below)}
         may_join = {n for n in begins if position(n) >= start and n.op == "call_function"}
         heap = [(position(node), node) for node in may_join]
         heapq.heapify(heap)
@@ -262,10 +262,10 @@ class Growth:
             self.visit(node)
             taken = [node, *itertools.islice(self.members, known, None)]  # with what it has pulled
             known = len(self.members)
-            for one in taken:
-                inside = one in self.members or one in self.pending
-                if inside or one in self.tainted:
-                    new = {u for u in one.users if u.op == "call_function" and position(u) > at}
+            for visited in taken:
+                inside = visited in self.members or visited in self.pending
+                if inside or visited in self.tainted:
+                    new = {u for u in visited.users if u.op == "call_function" and position(u) > at}
                     may_join |= new if inside else set()
                     for user in new - queued:
                         queued.add(user)
@@ -276,7 +276,7 @@ class Growth:
         args = operands(node)
         if not self.tainted.isdisjoint(args):  # such as all layers behind, of a deep network
             self.tainted.add(node)
-        elif self.is_apart(node, args):
+        elif self.is_unrelated(node, args):
             return
         elif self.joins(node, args):
             if self.spans_rows(node) or any(a in self.columns for a in args):
@@ -291,12 +291,12 @@ class Growth:
             may = is_loop(node) and self.columns.isdisjoint(args) and self.fits(node, args)
             (self.pending if may else self.tainted).add(node)
 
-    def is_apart(self, node: Node, args: list[Node]) -> bool:
-        """Whether a node uses nothing of the region, and is none that it begins with or may have beside."""
-        begins = node in self.above or node in self.wanted or self.is_alone(node)
+    def is_unrelated(self, node: Node, args: list[Node]) -> bool:
+        """Whether a node uses nothing of the region, and is neither a begin of it nor standalone."""
+        begins = node in self.above or node in self.wanted or self.is_standalone(node)
         return not begins and self.members.keys().isdisjoint(args) and self.pending.isdisjoint(args)
 
-    def is_alone(self, node: Node) -> bool:
+    def is_standalone(self, node: Node) -> bool:
         """Whether a node may join that uses none of the region's."""
         return reduction_kind(node) is not None
 
@@ -357,7 +357,7 @@ class Growth:
         return all(n in self.members for n in node.users) and self.reads >= self.sources(node)
 
     def stays(self, node: Node) -> bool:
-        """Whether users outside compute a member again: it is cheap, and needs no result of the region, or
+        """Whether users outside recompute a member: it is cheap, and needs no result of the region, or
         smaller ones only."""
         if not self.is_cheap(node) or (self.members[node] and not self.analysis.is_full(node)):
             return False
@@ -366,7 +366,7 @@ class Growth:
 
     def is_cheap(self, node: Node) -> bool:
         """Whether loops compute a node rather than read it."""
-        return (node in self.again or self.analysis.recomputed(node)) and not self.is_stored(node)
+        return (node in self.must_recompute or self.analysis.recomputed(node)) and not self.is_stored(node)
 
     def is_stored(self, node: Node) -> bool:
         return not shows(node) and self.analysis.is_written_anyway(node)
@@ -391,9 +391,9 @@ class Growth:
         val, shape = fake(node), shape_of(node)
         if val is None or shape is None or node in self.members:
             return set()
-        found: set[Size] = set()
+        cuts: set[Size] = set()
         long = [d for d, n in enumerate(shape) if n != 1]
         for d, after in zip(long, long[1:], strict=False):
             if size_of(val.stride(d)) != size_of(val.stride(after)) * shape[after]:
-                found |= boundaries((*self.orders[node][d], *self.orders[node][after]))
-        return found
+                cuts |= boundaries((*self.orders[node][d], *self.orders[node][after]))
+        return cuts

@@ -43,18 +43,20 @@ def less(region: Region, nodes: Collection[Node]) -> Region | None:
     seed, rest = region.seed, region.seed.less(frozenset(nodes))
     if not (rest.inner if seed.inner else rest.outer) or set(region.nodes).isdisjoint(nodes):
         return None
-    part = _grown(rest, region.name)
-    return part if part is not None and set(part.nodes) < set(region.nodes) else None
+    subregion = _grown(rest, region.name)
+    return subregion if subregion is not None and set(subregion.nodes) < set(region.nodes) else None
 
 
-def again(region: Region, nodes: Collection[Node]) -> Region | None:
+def with_recomputed(region: Region, nodes: Collection[Node]) -> Region | None:
     """The region that computes some nodes as often as loops outside do, instead of reading or writing them.
     None if it would read and write the same."""
     seed = region.seed
-    rest = dataclasses.replace(seed, without=seed.without.difference(nodes), again=seed.again.union(nodes))
-    part = _grown(rest, region.name) if nodes else None
-    same = part is None or (part.nodes, part.outputs) == (region.nodes, region.outputs)
-    return None if same else part
+    rest = dataclasses.replace(
+        seed, without=seed.without.difference(nodes), must_recompute=seed.must_recompute.union(nodes)
+    )
+    subregion = _grown(rest, region.name) if nodes else None
+    same = subregion is None or (subregion.nodes, subregion.outputs) == (region.nodes, region.outputs)
+    return None if same else subregion
 
 
 def _grown(seed: Seed, name: str) -> Region | None:
@@ -66,25 +68,25 @@ def _grown(seed: Seed, name: str) -> Region | None:
 
 def smaller(region: Region, why: Decline, stored: Collection[Node]) -> list[Region]:
     """What to try instead of a region that is refused. `stored`: nodes that have memory without it."""
-    found: list[Region | None] = []
+    regions: list[Region | None] = []
     if why.reason is DeclineReason.UNSUPPORTED_OP:
-        found += [less(region, {n for n in region.nodes if n.name == why.node_name})]
+        regions += [less(region, {n for n in region.nodes if n.name == why.node_name})]
     if why.reason in TOO_LARGE:
-        found += (less(region, nodes) for nodes in dict.fromkeys(_parts(region, why.reason)))
+        regions += (less(region, nodes) for nodes in dict.fromkeys(_left_out(region, why.reason)))
     if why.reason is DeclineReason.MEMORY:
-        found += _recomputing(region, stored)
-    elif not any(found):
-        found += [less(region, set(filter(is_gather, region.nodes)))]
-    return list(filter(None, found))
+        regions += _recomputing(region, stored)
+    elif not any(regions):
+        regions += [less(region, set(filter(is_gather, region.nodes)))]
+    return list(filter(None, regions))
 
 
-def _parts(region: Region, why: DeclineReason) -> Iterator[frozenset[Node]]:
+def _left_out(region: Region, why: DeclineReason) -> Iterator[frozenset[Node]]:
     """What may be left out of a region that is too large."""
     if why in (DeclineReason.MEMORY, DeclineReason.ORDER):
         yield frozenset(_read_alike(region))
         tensors = _by_tensor(region)
         every = frozenset().union(*tensors)
-        yield from (nodes for one in tensors for nodes in (every - one, one))
+        yield from (nodes for reductions in tensors for nodes in (every - reductions, reductions))
     if why is DeclineReason.ROW_TOO_WIDE:
         yield frozenset(_last_steps(region))
     yield from (frozenset({n}) for n in (*region.outer, *region.inner))
@@ -94,20 +96,20 @@ def _parts(region: Region, why: DeclineReason) -> Iterator[frozenset[Node]]:
 def _read_alike(region: Region) -> set[Node]:
     """The results that no reduction needs or gives, which the region has only since it reads what they are
     computed from."""
-    own = dependents((*region.inner, *region.outer), region.nodes).union(*map(operands, region.nodes))
-    return set(region.outputs) - own
+    used = dependents((*region.inner, *region.outer), region.nodes).union(*map(operands, region.nodes))
+    return set(region.outputs) - used
 
 
 def _by_tensor(region: Region) -> list[frozenset[Node]]:
     """The reductions of each tensor, such as those of its rows and those of its columns: between a tensor and
     its reductions are operators of one operand."""
-    found = dict[Node, set[Node]]()
+    by_tensor = dict[Node, set[Node]]()
     for reduction in (*region.outer, *region.inner):
         source = reduction
         while len(args := operands(source)) == 1:
             source = args[0]
-        found.setdefault(source, set()).add(reduction)
-    return list(map(frozenset, found.values()))
+        by_tensor.setdefault(source, set()).add(reduction)
+    return list(map(frozenset, by_tensor.values()))
 
 
 def _last_steps(region: Region) -> set[Node]:
@@ -127,13 +129,13 @@ def _behind_inner(region: Region) -> set[Node]:
 
 
 def _recomputing(region: Region, stored: Collection[Node]) -> Iterator[Region | None]:
-    """The region without the results that Inductor's loops compute again as well, and the region that
+    """The region without the results that Inductor's loops recompute as well, and the region that
     computes its inputs from what is in memory: read, they are held from the forward that is recomputed to
     the region."""
     fusible = region.seed.analysis.fusible
     results = set(region.outputs).difference(stored)
     inputs = set(ancestors(region.inputs, lambda n: n not in stored and fusible(n)))
-    yield from (again(region, nodes) for nodes in (results, inputs, results | inputs))
+    yield from (with_recomputed(region, nodes) for nodes in (results, inputs, results | inputs))
 
 
 def reading_masks(region: Region) -> Region | None:
@@ -145,8 +147,12 @@ def lighter(region: Region, heavy: Collection[str]) -> list[Region]:
     """Regions of the same reductions that compute less for each element, and read instead what is left
     outside: small tables that the nodes named in `heavy` are computed for, or the results of all gathers."""
     ways = _tables(region, heavy), set(filter(is_gather, region.nodes))
-    parts = (part for way in ways if (part := less(region, way)) is not None)
-    return [part for part in parts if (part.inner, part.outer) == (region.inner, region.outer)]
+    candidates = (candidate for way in ways if (candidate := less(region, way)) is not None)
+    return [
+        candidate
+        for candidate in candidates
+        if (candidate.inner, candidate.outer) == (region.inner, region.outer)
+    ]
 
 
 def _tables(region: Region, heavy: Collection[str]) -> set[Node]:

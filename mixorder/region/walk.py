@@ -26,15 +26,15 @@ def by_position(nodes: Iterable[Node]) -> list[Node]:
 
 def closure(nodes: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
     """Some nodes, those that follow each, and so on: each node once."""
-    found = dict.fromkeys(nodes)
-    todo = list(found)
+    seen = dict.fromkeys(nodes)
+    todo = list(seen)
     while todo:
         node = todo.pop()
         yield node
-        for other in following(node):
-            if other not in found:
-                found[other] = None
-                todo.append(other)
+        for successor in following(node):
+            if successor not in seen:
+                seen[successor] = None
+                todo.append(successor)
 
 
 def ancestors(nodes: Iterable[Node], among: Test) -> Iterator[Node]:
@@ -66,11 +66,11 @@ def needed_for(nodes: Iterable[Node], since: tuple[int, ...]) -> set[Node]:
 
 def dependents(nodes: Iterable[Node], members: Iterable[Node]) -> set[Node]:
     """Some nodes, and those of `members`, which are in graph order, that are computed from them."""
-    found = set(nodes)
+    computed = set(nodes)
     for node in members:
-        if not found.isdisjoint(operands(node)):
-            found.add(node)
-    return found
+        if not computed.isdisjoint(operands(node)):
+            computed.add(node)
+    return computed
 
 
 def sweep(nodes: Iterable[Node], visit: Test) -> None:

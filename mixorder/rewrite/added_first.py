@@ -21,8 +21,8 @@ from ..region.axes import Reduced, is_outer_like
 from ..region.factors import Factor, Order, divided
 from ..region.nodes import fake, is_permutation, is_view, operands, readers, reduced, shape_of
 from ..region.orders import is_loop
+from ..region.reduction_groups import reduced_further
 from ..region.sizes import Size, product, ratio
-from ..region.slabs import reduced_further
 from ..region.walk import by_position, closure, descendants, needed_for, position
 
 _SUMS = (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList)
@@ -40,13 +40,15 @@ class First:
 
     @property
     def sum(self) -> Reduced:
-        parts = [part for dim in self.dims for part in dim]
-        return Reduced(tuple(n for n, _ in parts), tuple(i for i, (_, own) in enumerate(parts) if own))
+        splits = [split for dim in self.dims for split in dim]
+        return Reduced(
+            tuple(n for n, _ in splits), tuple(i for i, (_, summed) in enumerate(splits) if summed)
+        )
 
     @property
     def left(self) -> tuple[Size, ...]:
         """The shape of the operand of the sum that follows."""
-        return tuple(product(n for n, own in dim if not own) for dim in self.dims)
+        return tuple(product(n for n, summed in dim if not summed) for dim in self.dims)
 
 
 def added_first(nodes: Sequence[Node], above: Callable[[Node], set[Node]]) -> dict[Node, First]:
@@ -59,18 +61,20 @@ def added_first(nodes: Sequence[Node], above: Callable[[Node], set[Node]]) -> di
     for n in sums:
         for read in reads(n):
             by_read.setdefault(read, []).append(n)
-    first_of = functools.partial(_of_slabs, sums=sums, further=further, read_for=reads, by_read=by_read)
-    found = {n: first for n, what in sums.items() if (first := first_of(n, what))}
-    begun = {n: first.sum for n, first in found.items()}
+    first_of = functools.partial(
+        _of_reduction_groups, sums=sums, further=further, read_for=reads, by_read=by_read
+    )
+    firsts = {n: first for n, what in sums.items() if (first := first_of(n, what))}
+    begun = {n: first.sum for n, first in firsts.items()}
     sums |= begun
     for node in [n for n in sums if n not in begun] if begun else ():
         if (first := _as_another(node, sums[node], begun, reads)) is not None:
-            found[node] = first
+            firsts[node] = first
     for node, what in known.items():
         if node.target in _SUMS and node not in some:
             first = first_of(node, what) or _of_rows(node, what, some, above)
-            found |= {node: first} if first else {}
-    return found
+            firsts |= {node: first} if first else {}
+    return firsts
 
 
 def is_traced(node: Node) -> bool:
@@ -82,23 +86,23 @@ def _of_rows(
 ) -> First | None:
     """What a node that adds up all elements begins with. It is over the dims that another reduction of the
     same tensors keeps, rather the last one of them; otherwise over leading ones."""
-    every, own, found = range(len(what.shape)), above(operands(node)[0]), list[list[int]]()
-    for other, over in some.items():
+    every, sources, candidates = range(len(what.shape)), above(operands(node)[0]), list[list[int]]()
+    for reduction, over in some.items():
         kept = [d for d in every if d not in over.dims]
         alike = over.shape == what.shape and product(tuple(what.shape[d] for d in kept)) != 1
-        if alike and not own.isdisjoint(above(operands(other)[0])):
-            found.insert(0 if every[-1] in kept else len(found), kept)
-    for count in reversed(every[1:] if not found else ()):
+        if alike and not sources.isdisjoint(above(operands(reduction)[0])):
+            candidates.insert(0 if every[-1] in kept else len(candidates), kept)
+    for count in reversed(every[1:] if not candidates else ()):
         rows, cols = product(what.shape[:count]), product(what.shape[count:])
-        if rows == 1 or not isinstance(cols, int) or (found and cols > MOST_COLUMNS):
+        if rows == 1 or not isinstance(cols, int) or (candidates and cols > MOST_COLUMNS):
             break
-        found = [list(range(count))] if cols > 1 else []
+        candidates = [list(range(count))] if cols > 1 else []
         if cols >= COLUMNS:
             break
-    return First(tuple(((n, d in found[0]),) for d, n in enumerate(what.shape))) if found else None
+    return First(tuple(((n, d in candidates[0]),) for d, n in enumerate(what.shape))) if candidates else None
 
 
-def _of_slabs(
+def _of_reduction_groups(
     node: Node,
     what: Reduced,
     sums: Mapping[Node, Reduced],
@@ -114,27 +118,29 @@ def _of_slabs(
     order, size, val = _order(what.shape), product(what.shape), fake(operands(node)[0])
     if order is None or val is None:
         return None
-    own = run = [factor for d in what.dims for factor in order[d]]
+    factors = run = [factor for d in what.dims for factor in order[d]]
     of_all = len(what.dims) == len(what.shape)
     is_row = what.run is not None and [f.stride for f in what.run] == [1]
     mine = read_for(node)
-    beside = {n for read in mine for n in by_read.get(read, ())}
-    reads = mine.union(*(read_for(n) for n in beside if sums[n] == what))  # a norm's dw has more than its db
-    for other in by_position({n for read in reads for n in by_read.get(read, ())}):
-        over, seen = sums[other], read_for(other)
+    siblings = {n for read in mine for n in by_read.get(read, ())}
+    reads = mine.union(*(read_for(n) for n in siblings if sums[n] == what))  # dw has more than db
+    for partner in by_position({n for read in reads for n in by_read.get(read, ())}):
+        over, seen = sums[partner], read_for(partner)
         if product(over.shape) != size or over.run is None:
             continue
         of_views = over.shape != what.shape
-        if MEAN in (node.target, other.target) and not of_views:
+        if MEAN in (node.target, partner.target) and not of_views:
             continue  # a norm's forward, or a moment beside a variance
         if of_views and any(map(is_permutation, reads | seen)):
             continue
-        both = [shared for factor in run for one in over.run if (shared := _shared(factor, one))]
-        count, all_own, all_over = (product(f.size for f in some) for some in (both, own, over.run))
-        is_outer, begins = is_outer_like(over), over != reduced(other)
+        both = [
+            shared for factor in run for over_factor in over.run if (shared := _shared(factor, over_factor))
+        ]
+        count, all_own, all_over = (product(f.size for f in some) for some in (both, factors, over.run))
+        is_outer, begins = is_outer_like(over), over != reduced(partner)
         if count in (1, all_own) or (of_all and not (is_outer or begins) and size not in further):
             continue
-        below, after = ({*descendants(n.users, is_traced)} for n in (node, other))
+        below, after = ({*descendants(n.users, is_traced)} for n in (node, partner))
         has_elements, others_have = (
             any(product(shape_of(n) or ()) == size for n in s) for s in (below, after)
         )
@@ -143,17 +149,19 @@ def _of_slabs(
         else:
             many = is_outer and isinstance(count, int) and count >= MANY and not others_have
             worthwhile = has_elements or (many and not of_views)
-        first, last = by_position([node, other])
-        apart = first not in needed_for([last], position(first))
+        first, last = by_position([node, partner])
+        independent = first not in needed_for([last], position(first))
         contiguous = _is_contiguous(val, order, both)
-        if apart and not of_all and count == all_over and contiguous:
+        if independent and not of_all and count == all_over and contiguous:
             continue  # a pair with a common axis
         if of_views and (count == all_over or (is_row and not contiguous)):
             continue  # rows of rows
-        traced = apart or last in (below if first is node else after)
+        traced = independent or last in (below if first is node else after)
         if worthwhile and traced:
             run = both
-    return None if run == own else First(tuple(_split(n, order[d], run) for d, n in enumerate(what.shape)))
+    return (
+        None if run == factors else First(tuple(_split(n, order[d], run) for d, n in enumerate(what.shape)))
+    )
 
 
 def _as_another(
@@ -162,15 +170,20 @@ def _as_another(
     """What a sum begins with as another one does, whose operand is a view of what is computed of the same
     tensors: that of a group norm's weight, beside the groups'."""
     order, reads = _order(what.shape), read_for(node)
-    own = [] if order is None else [factor for d in what.dims for factor in order[d]]
-    for other, over in begun.items():
-        seen, whole = read_for(other), reduced(other)
+    factors = [] if order is None else [factor for d in what.dims for factor in order[d]]
+    for partner, over in begun.items():
+        seen, whole = read_for(partner), reduced(partner)
         if whole is None or whole.shape == what.shape or reads.isdisjoint(seen):
             continue
         if any(map(is_permutation, reads | seen)):
             continue
-        both = [shared for factor in own for one in over.run or () if (shared := _shared(factor, one))]
-        if product(f.size for f in both) == product(over.shape[d] for d in over.dims) and both != own:
+        both = [
+            shared
+            for factor in factors
+            for over_factor in over.run or ()
+            if (shared := _shared(factor, over_factor))
+        ]
+        if product(f.size for f in both) == product(over.shape[d] for d in over.dims) and both != factors:
             return First(tuple(_split(n, order[d], both) for d, n in enumerate(what.shape)))  # type: ignore[index]
     return None
 
@@ -179,29 +192,33 @@ def _order(shape: tuple[Size, ...]) -> Order | None:
     return divided((Factor(1, product(shape)),), shape)
 
 
-def _shared(factor: Factor, other: Factor) -> Factor | None:
+def _shared(factor: Factor, partner: Factor) -> Factor | None:
     """The elements of a factor that another one has too; None if these are no factor."""
-    if other.covers(factor):
+    if partner.covers(factor):
         return factor
-    ends = factor.stride, factor.end, other.stride, other.end
+    ends = factor.stride, factor.end, partner.stride, partner.end
     if not all(isinstance(n, int) for n in ends):
         return None
     start, end = max(ends[::2]), min(ends[1::2])  # type: ignore[type-var]
     size = ratio(end, start) if start < end else None  # type: ignore[operator]
-    part = None if size is None else Factor(start, size)
-    return part if part and factor.covers(part) and other.covers(part) else None
+    common_factor = None if size is None else Factor(start, size)
+    return (
+        common_factor
+        if common_factor and factor.covers(common_factor) and partner.covers(common_factor)
+        else None
+    )
 
 
 def _split(size: Size, run: Sequence[Factor], common: Sequence[Factor]) -> tuple[tuple[Size, bool], ...]:
     """The parts of a dim with a factor, or with none, and whether each is one of `common`."""
-    part = next((f for f in common if any(whole.covers(f) for whole in run)), None)
-    if part is None:
+    factor = next((f for f in common if any(whole.covers(f) for whole in run)), None)
+    if factor is None:
         return ((size, False),)
     (whole,) = run
-    above, below = ratio(whole.end, part.end), ratio(part.stride, whole.stride)
+    above, below = ratio(whole.end, factor.end), ratio(factor.stride, whole.stride)
     assert above is not None and below is not None
-    parts = (above, False), (part.size, True), (below, False)
-    return tuple((n, own) for n, own in parts if n != 1)
+    splits = (above, False), (factor.size, True), (below, False)
+    return tuple((n, summed) for n, summed in splits if n != 1)
 
 
 def _is_contiguous(val: torch.Tensor, order: Order, run: Collection[Factor]) -> bool:
@@ -214,10 +231,10 @@ def _read_for(node: Node) -> set[Node]:
     """What a reduction's loop computes of as many elements as it reduces, and reads: what other operators
     read is in memory."""
 
-    def above(one: Node) -> list[Node]:
-        stored = one not in own and not all(map(is_traced, readers(one, is_view)))
-        return [] if stored or not is_loop(one) else operands(one)
+    def above(value: Node) -> list[Node]:
+        stored = value not in inputs and not all(map(is_traced, readers(value, is_view)))
+        return [] if stored or not is_loop(value) else operands(value)
 
-    own = operands(node)
-    size = product(shape_of(own[0]) or ())
-    return {n for n in closure(own, above) if product(shape_of(n) or ()) == size}
+    inputs = operands(node)
+    size = product(shape_of(inputs[0]) or ())
+    return {n for n in closure(inputs, above) if product(shape_of(n) or ()) == size}

@@ -84,10 +84,10 @@ class GraphWriter:
     def reshaped(self, node: Node, like: Node) -> Node:
         """An input that was reused for an output, as a view of that output's shape. Where the shapes
         differ, both are contiguous."""
-        val, own = fake(like), fake(node)
-        assert val is not None and own is not None
+        val, node_val = fake(like), fake(node)
+        assert val is not None and node_val is not None
         shape = [size_of(n) for n in val.shape]
-        if shape == [size_of(n) for n in own.shape]:
+        if shape == [size_of(n) for n in node_val.shape]:
             return node
         return self.call(aten.reshape.default, (node, [self.size(n) for n in shape]), {})
 
@@ -138,8 +138,8 @@ class GraphWriter:
         if function is None:
             raise Decline(DeclineReason.DYNAMIC_SHAPE, f"no value before the region has the size {expr}")
         first, *rest = (self.size(arg) for arg in expr.args)
-        for other in rest:
-            args = (first, other)
+        for second in rest:
+            args = (first, second)
             first = self.add(function, args, {}, function(*map(_value, args)))
         assert isinstance(first, Node)
         return first

@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What a graph gets: masks that can be computed again, and nodes that round as in eager, that no region
+    """What a graph gets: masks that can be recomputed, and nodes that round as in eager, that no region
     has, and that the backward reads."""
 
     masks: Sequence[Mask] = ()
@@ -43,8 +43,8 @@ def mark(graph: Graph, marks: Sequence[Marks]) -> bool:
     with _all_or_nothing(graph):
         for some in marks:
             for mask in some.masks:
-                for one in mask.given:
-                    _keep(one)
+                for given in mask.given:
+                    _keep(given)
                 _add_mask(mask)
             for node in some.rounding:
                 round_as_eager(node)
@@ -69,18 +69,18 @@ def _all_or_nothing(graph: Graph) -> Iterator[None]:
         raise
 
 
-def _keep(one: Given) -> None:
+def _keep(given: Given) -> None:
     """Let forward and backward read a copy, which the backward saves. Inductor computes it beside the
     statistic, in one kernel: it is NaN only where that is."""
-    first, node = one.loops[0], one.node
+    first, node = given.loops[0], given.node
     with first.graph.inserting_before(first):
-        if one.beside is None:
+        if given.statistic is None:
             kept = _call(first, aten.clone.default, node)
         else:
-            known = _call(first, aten.eq.Tensor, one.beside, one.beside)
-            kept = _call(first, aten.where.self, known, node, one.beside)
+            known = _call(first, aten.eq.Tensor, given.statistic, given.statistic)
+            kept = _call(first, aten.where.self, known, node, given.statistic)
     save_for_backward(kept)
-    for loop in one.loops:
+    for loop in given.loops:
         loop.replace_input_with(node, kept)
 
 
@@ -94,8 +94,8 @@ def _add_mask(mask: Mask) -> None:
     with node.graph.inserting_before(node.next):
         if shape_of(value) != shape:
             value = _call(value, aten.view.default, value, list(shape or ()))
-        other = _call(node, node.target, value, mask.most)
-        both = _call(node, aten.logical_and.default, node, other)
+        computed = _call(node, node.target, value, mask.most)
+        both = _call(node, aten.logical_and.default, node, computed)
     node.replace_all_uses_with(both, lambda user: user is not both)
     mark_two_masks(both)
 

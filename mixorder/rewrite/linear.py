@@ -27,7 +27,7 @@ def chained(nodes: Iterable[Node], begun: Collection[Node]) -> dict[Node, set[No
     up that needs those. A contiguous row is held on chip, unless its sum begins with another one, as those of
     `begun` do."""
     sums = {n: what for n in nodes if n.target is aten.sum.dim_IntList and (what := reduced(n)) is not None}
-    found = dict[Node, set[Node]]()
+    chains = dict[Node, set[Node]]()
     for node, what in sums.items():
         is_row = what.run is None or [factor.stride for factor in what.run] == [1]
         if (is_row and node not in begun) or len(what.dims) == len(what.shape):
@@ -37,8 +37,8 @@ def chained(nodes: Iterable[Node], begun: Collection[Node]) -> dict[Node, set[No
             continue
         above = by_position(closure(operands(node), lambda n: operands(n) if is_traced(n) else ()))
         if earlier := [n for n in above if n in sums and sums[n].run == what.run]:
-            found[node] = dependents(earlier, above)
-    return found
+            chains[node] = dependents(earlier, above)
+    return chains
 
 
 def is_same_along(node: Node, dims: Sequence[int], rank: int) -> bool:

@@ -1,7 +1,7 @@
 """Tensors that are made of pieces along a dim, such as the gradient of a tensor that was sliced.
 
-They can be spelled as a `cat` of the pieces: a kernel writes its piece to its place there. Eager adds zeros
-to a piece, which makes 0 of -0; so does what a sum is spelled as.
+They can be canonicalised to a `cat` of the pieces: a kernel writes its piece to its place there. Eager adds
+zeros to a piece, which makes 0 of -0; so does what a sum is canonicalised to.
 
 Reads the graph, never writes it.
 """
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..region.cat_slices import cat_slice_of
 from ..region.layouts import is_read_as_stated
 from ..region.nodes import argument, fake, operands, shape_of, unviewed
 from ..region.padding import PRODUCTS
-from ..region.parts import part_of
 from ..region.space_analysis import takes_operands
 
 aten = torch.ops.aten
@@ -58,9 +58,9 @@ def pieces_of(node: Node) -> Pieces | None:
     dim = None if node.target is aten.cat.default else _dim(node)
     if dim is None or not is_read_as_stated(node) or any(user.target in PRODUCTS for user in node.users):
         return None
-    found = joined_of(node)
-    computed = (p.source for p in found.all if isinstance(p.source, Node)) if found else ()
-    return found if any(takes_operands(unviewed(n)) for n in computed) else None
+    pieces = joined_of(node)
+    computed = (p.source for p in pieces.all if isinstance(p.source, Node)) if pieces else ()
+    return pieces if any(takes_operands(unviewed(n)) for n in computed) else None
 
 
 def shared_pieces(node: Node) -> list[Node]:
@@ -68,7 +68,7 @@ def shared_pieces(node: Node) -> list[Node]:
     those that loops compute; none for any other node."""
     if node.target is not aten.cat.default or not any(takes_operands(unviewed(n)) for n in operands(node)):
         return []
-    return [n for n in operands(node) if len(n.users) > 1 and part_of(node, [n])]
+    return [n for n in operands(node) if len(n.users) > 1 and cat_slice_of(node, [n])]
 
 
 def pieces_read(node: Node) -> Pieces | None:
@@ -78,24 +78,24 @@ def pieces_read(node: Node) -> Pieces | None:
     dim = _dim(whole) if isinstance(whole, Node) else None
     if dim is None or dim != _dim_cut(node):
         return None
-    found = Pieces(dim, [], [])
+    pieces = Pieces(dim, [], [])
     try:
-        found.all = _cut(node, found, _pieces(whole, found, True))  # type: ignore[arg-type]
+        pieces.all = _cut(node, pieces, _pieces(whole, pieces, True))  # type: ignore[arg-type]
     except _Mixed:
         return None
-    return found if found.all and any(isinstance(p.source, Node) for p in found.all) else None
+    return pieces if pieces.all and any(isinstance(p.source, Node) for p in pieces.all) else None
 
 
 def joined_of(node: Node) -> Pieces | None:
     """The pieces of a tensor that is put together along a dim; None for any other node."""
     if (dim := _dim(node)) is None:
         return None
-    found = Pieces(dim, [], [])
+    pieces = Pieces(dim, [], [])
     try:
-        found.all = _pieces(node, found, True)
+        pieces.all = _pieces(node, pieces, True)
     except _Mixed:
         return None
-    return found if len(found.all) > 1 else None
+    return pieces if len(pieces.all) > 1 else None
 
 
 class _Mixed(Exception):
@@ -151,32 +151,32 @@ def _dim_cut(node: Node) -> int | None:
     return None if argument(node, 4, "step", 1) != 1 else argument(node, 1, "dim", 0) % ndim
 
 
-def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
+def _pieces(node: Node, pieces: Pieces, is_root: bool = False) -> list[Piece]:
     val = fake(node)
     assert val is not None
-    if val.ndim <= found.dim or not all(isinstance(n, int) for n in val.shape):
+    if val.ndim <= pieces.dim or not all(isinstance(n, int) for n in val.shape):
         raise _Mixed
-    size: int = val.shape[found.dim]
+    size: int = val.shape[pieces.dim]
     filled = unviewed(node)
     if filled.target is aten.copy.default and fake(filled.args[1]).dtype == val.dtype:  # type: ignore[arg-type,union-attr]
         filled = unviewed(filled.args[1])  # type: ignore[arg-type]
     if filled.target is aten.full.default and not isinstance(filled.args[1], Node):
         return [Piece(size, filled.args[1])]  # type: ignore[arg-type]
-    if _dim(node) != found.dim or not (is_root or len(node.users) == 1):
+    if _dim(node) != pieces.dim or not (is_root or len(node.users) == 1):
         return [Piece(size, node)]
-    found.inside.append(node)
+    pieces.inside.append(node)
     first: Any = node.args[0]
     if node.target is aten.cat.default:
-        if any(one.meta["val"].dtype != val.dtype for one in first):
+        if any(operand.meta["val"].dtype != val.dtype for operand in first):
             raise _Mixed
-        return [piece for one in first for piece in _pieces(one, found)]
+        return [piece for operand in first for piece in _pieces(operand, pieces)]
     if node.target is aten.add.Tensor:
         second: Any = node.args[1]
         if node.kwargs or any(not isinstance(a, Node) or not _is_like(fake(a), val) for a in node.args):
             raise _Mixed
-        return _sum(_pieces(first, found), _pieces(second, found))
+        return _sum(_pieces(first, pieces), _pieces(second, pieces))
     if node.target is aten.constant_pad_nd.default:
-        return _cut(node, found, _pieces(first, found))
+        return _cut(node, pieces, _pieces(first, pieces))
     source: Any = node.args[1]
     if node.target is aten.select_scatter.default:
         start: int = argument(node, 3, "index") % size
@@ -186,18 +186,18 @@ def _pieces(node: Node, found: Pieces, is_root: bool = False) -> list[Piece]:
         if start == end or argument(node, 5, "step", 1) != 1:
             raise _Mixed
         same = fake(source).dtype == val.dtype  # type: ignore[union-attr]  # else each element is cast once
-        written = _pieces(source, found) if same else [Piece(end - start, source)]
-    base = _pieces(first, found)
+        written = _pieces(source, pieces) if same else [Piece(end - start, source)]
+    base = _pieces(first, pieces)
     return [*between(base, 0, start), *written, *between(base, end, size)]
 
 
-def _cut(node: Node, found: Pieces, inner: Sequence[Piece]) -> list[Piece]:
+def _cut(node: Node, pieces: Pieces, inner: Sequence[Piece]) -> list[Piece]:
     """The pieces of a slice or pad of a tensor with the pieces `inner`."""
     size = sum(piece.size for piece in inner)
     if node.target is aten.slice.Tensor:
         return between(inner, *bounds(node, 2, size))
     pads: Any = node.args[1]
-    before, behind = pads[2 * (len(shape_of(node) or ()) - 1 - found.dim) :][:2]
+    before, behind = pads[2 * (len(shape_of(node) or ()) - 1 - pieces.dim) :][:2]
     value: Any = argument(node, 2, "value", 0)
     kept = between(inner, max(0, -before), size + min(0, behind))
     return [p for p in (Piece(max(0, before), value), *kept, Piece(max(0, behind), value)) if p.size]
@@ -215,24 +215,24 @@ def bounds(node: Node, place: int, size: int) -> tuple[int, int]:
 
 def between(pieces: Sequence[Piece], start: int, end: int) -> list[Piece]:
     """The pieces of a part of a tensor."""
-    found, at = list[Piece](), 0
+    overlap, at = list[Piece](), 0
     for piece in pieces:
         first, last = max(start, at), min(end, at + piece.size)
         if first < last:
-            found.append(dataclasses.replace(piece, start=piece.start + first - at, size=last - first))
+            overlap.append(dataclasses.replace(piece, start=piece.start + first - at, size=last - first))
         at += piece.size
-    return found
+    return overlap
 
 
 def _sum(a: Sequence[Piece], b: Sequence[Piece]) -> list[Piece]:
     ends = {end for pieces in (a, b) for end in itertools.accumulate(p.size for p in pieces)}
     ranges = itertools.pairwise(sorted({0, *ends}))
-    return [_added(*(between(pieces, *one)[0] for pieces in (a, b))) for one in ranges]
+    return [_added(*(between(pieces, *span)[0] for pieces in (a, b))) for span in ranges]
 
 
 def _added(a: Piece, b: Piece) -> Piece:
     """The sum of two pieces of one size. Raises `_Mixed` where both have elements."""
-    for one, other in ((a, b), (b, a)):
-        if not isinstance(one.source, Node) and one.source == 0:
-            return dataclasses.replace(other, added=True)
+    for zero, term in ((a, b), (b, a)):
+        if not isinstance(zero.source, Node) and zero.source == 0:
+            return dataclasses.replace(term, added=True)
     raise _Mixed

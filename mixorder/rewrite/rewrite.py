@@ -59,7 +59,7 @@ def replace(
         for i, old in enumerate(region.outputs):
             if old in region.made_contiguous and is_copied_as_stated(old):
                 results[i] = writer.strided(results[i], old)
-            elif old in region.widened:
+            elif old in region.kept_fp32:
                 results[i] = writer.rounded(results[i], old)
             _check_alike(results[i], old)
         sink(moved(region), writer.created[-1])
@@ -84,25 +84,25 @@ def _check_alike(new: Node, old: Node) -> None:
         raise ValueError(f"{new.name} for {old.name}: {mine} instead of {theirs}")
 
 
-def copy_parts(graph: Graph) -> None:
-    """Copy parts of kernels' results, such as of the gradient of a `cat`, that lie in these with gaps, for
+def copy_slices(graph: Graph) -> None:
+    """Copy slices of kernels' results, such as of the gradient of a `cat`, that lie in these with gaps, for
     the gradients of convolutions. PyTorch does so again for each of the two that a convolution has. All else
-    reads the result, which another part may need as long: the copy is free earlier."""
+    reads the result, which another slice may need as long: the copy is free earlier."""
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        part, transposed, wanted = node.args[0], node.args[7], node.args[10]
-        if transposed or not all(wanted[:2]) or not is_launched(unviewed(part, is_strided)):
+        piece, transposed, wanted = node.args[0], node.args[7], node.args[10]
+        if transposed or not all(wanted[:2]) or not is_launched(unviewed(piece, is_strided)):
             continue
-        val = part.meta["val"]
+        val = piece.meta["val"]
         if is_dense(val):
             continue
         with tracing(val.fake_mode):
             val = aten.clone.default(val)
-        users = [user for user in part.users if user.target is node.target and user.args[0] is part]
-        with graph.inserting_after(part):
-            copy = graph.call_function(aten.clone.default, (part,))
-        copy.meta.update(part.meta, val=val)
+        users = [user for user in piece.users if user.target is node.target and user.args[0] is piece]
+        with graph.inserting_after(piece):
+            copy = graph.call_function(aten.clone.default, (piece,))
+        copy.meta.update(piece.meta, val=val)
         for user in users:
-            user.replace_input_with(part, copy)
+            user.replace_input_with(piece, copy)
 
 
 def sink(nodes: Sequence[Node], last: Node) -> None:

@@ -2,7 +2,7 @@
 
 To Inductor a size is an expression, and nothing waits for the tensor that was asked. To the order of the
 nodes it does wait: where a region computes the tensor, and later reads what was viewed with that size, its
-launch would have to come before itself. Some matrix products are computed again for their size alone.
+launch would have to come before itself. Some matrix products are recomputed for their size alone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def sizes_from_inputs(graph: Graph) -> None:
         return
     sizes = Sizes(graph)
     for node in asked:
-        found = sizes.of(node.meta["val"].node.expr)
-        if isinstance(found, Node):
-            node.replace_all_uses_with(found)
+        size = sizes.of(node.meta["val"].node.expr)
+        if isinstance(size, Node):
+            node.replace_all_uses_with(size)
             graph.erase_node(node)
     sizes.erase_unused()
 
@@ -54,16 +54,16 @@ class Sizes:
 
     @functools.cached_property
     def known(self) -> dict[Size, Node | int | None]:
-        found, inputs = dict[Size, Node | int | None](), self.graph.find_nodes(op="placeholder")
+        sizes, inputs = dict[Size, Node | int | None](), self.graph.find_nodes(op="placeholder")
         for node in inputs:
             if isinstance(val := node.meta.get("val"), torch.SymInt):
-                found.setdefault(val.node.expr, node)
+                sizes.setdefault(val.node.expr, node)
         for node in inputs:
             val = node.meta.get("val")
             for dim, n in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
-                if isinstance(n, torch.SymInt) and n.node.expr not in found:
-                    found[n.node.expr] = self.add(aten.sym_size.int, (node, dim), n)
-        return found
+                if isinstance(n, torch.SymInt) and n.node.expr not in sizes:
+                    sizes[n.node.expr] = self.add(aten.sym_size.int, (node, dim), n)
+        return sizes
 
     def erase_unused(self) -> None:
         """Erase what was added and nothing reads. No size is asked afterwards."""
@@ -83,12 +83,17 @@ class Sizes:
     def computed(self, size: Size) -> Node | None:
         function = next((f for kind, f in SIZE_FUNCTIONS.items() if isinstance(size, kind)), None)
         made_of = [self.of(arg) for arg in size.args] if function is not None else []  # type: ignore[union-attr]
-        if function is None or any(one is None for one in made_of):
+        if function is None or any(operand is None for operand in made_of):
             return None
         first, *rest = made_of
-        for other in rest:
-            val = function(*(one.meta["val"] if isinstance(one, Node) else one for one in (first, other)))
-            first = self.add(function, (first, other), val)
+        for second in rest:
+            val = function(
+                *(
+                    operand.meta["val"] if isinstance(operand, Node) else operand
+                    for operand in (first, second)
+                )
+            )
+            first = self.add(function, (first, second), val)
         assert isinstance(first, Node)
         made = first.meta["val"]
         # Torch may write a size in another form than the one that was asked for.

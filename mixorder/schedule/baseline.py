@@ -74,24 +74,24 @@ def kernels_of(program: LoopProgram, device: DeviceInfo, mixed: bool = True) -> 
     """The kernels, in the order of the nests; each nest reads its inputs or, if that is less, values that an
     earlier nest has stored. Without `mixed`, no kernel has both nests: compiles with mixorder keep Inductor
     from that."""
-    nests, stored, found = list(program.nests), dict[str, str](), list[Kernel]()
+    nests, stored, kernels = list(program.nests), dict[str, str](), list[Kernel]()
     if len(nests) == 2:
         is_pair = any(isinstance(s, Reduce) for s in nests[0].statements)
-        own, others = _by_dependence(program, nests[1])
-        together = others if is_pair else own
-        nests = [nest for nest in (nests[0], own, others) if nest is not None]
-        if mixed and is_pair and own is not None and _is_mixed(program):
-            found.append(_mixed(program, (nests[0], own)))
+        independent, dependent = _by_dependence(program, nests[1])
+        together = dependent if is_pair else independent
+        nests = [nest for nest in (nests[0], independent, dependent) if nest is not None]
+        if mixed and is_pair and independent is not None and _is_mixed(program):
+            kernels.append(_mixed(program, (nests[0], independent)))
             stored.update(_stores(nests[0]))
             nests = nests[2:]
         elif together is not None and _is_in_passing(program, nests[0], together, device):
-            found.append(_with_sums(program, nests[0], together, device))
+            kernels.append(_with_sums(program, nests[0], together, device))
             stored.update(_stores(nests[0]))
             nests = [nest for nest in nests[1:] if nest is not together]
     for nest in nests:
-        found.append(_kernel(program, nest, stored, device))
+        kernels.append(_kernel(program, nest, stored, device))
         stored.update(_stores(nest))
-    return found
+    return kernels
 
 
 def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: DeviceInfo) -> Kernel:
@@ -132,25 +132,25 @@ def _is_of_all(program: LoopProgram, nest: Nest) -> bool:
 
 def _is_in_passing(program: LoopProgram, first: Nest, sums: Nest, device: DeviceInfo) -> bool:
     """Whether the kernel of the first nest adds up all elements as well: each row, where the sum needs one of
-    the row; otherwise equal parts of a loop over elements, if they are made of whole dims of its results."""
+    the row; otherwise equal splits of a loop over elements, if they are made of whole dims of its results."""
     if not _is_of_all(program, sums) or any(isinstance(s, Reduce) for s in first.statements):
         return _is_of_all(program, sums)
     shapes = [program.buffer(b).shape for b in _stores(first).values()]
     known = all(n.is_Integer for shape in shapes for n in shape)
-    return known and all(_is_divided_into(shape, parts_of_all(math.prod(shape), device)) for shape in shapes)
+    return known and all(_is_divided_into(shape, splits_of_all(math.prod(shape), device)) for shape in shapes)
 
 
-def _is_divided_into(shape: Iterable[Any], parts: int) -> bool:
-    """Whether so many equal parts of a tensor are whole dims, and equal parts of the next one."""
+def _is_divided_into(shape: Iterable[Any], splits: int) -> bool:
+    """Whether so many equal splits of a tensor are whole dims, and equal splits of the next one."""
     for n in shape:
-        if parts % n:
-            return n % parts == 0
-        parts //= n
-    return parts == 1
+        if splits % n:
+            return n % splits == 0
+        splits //= n
+    return splits == 1
 
 
-def parts_of_all(elements: int, device: DeviceInfo) -> int:
-    """The parts in which Inductor adds up so many elements (`InductorChoices.reduction_split_factor`)."""
+def splits_of_all(elements: int, device: DeviceInfo) -> int:
+    """The splits in which Inductor adds up so many elements (`InductorChoices.reduction_split_factor`)."""
     if elements <= FEW_ALONG[0]:
         return 1
     threads = device.num_sm * device.max_threads
@@ -166,9 +166,9 @@ def parts_of_all(elements: int, device: DeviceInfo) -> int:
 def _with_sums(program: LoopProgram, first: Nest, sums: Nest, device: DeviceInfo) -> Kernel:
     """The kernel of the first nest that adds up in passing."""
     kernel = _kernel(program, first, {}, device)
-    own = [s for s in sums.statements if s not in first.statements]
-    moves = accesses(program, sums, own, (TILE, TILE))
-    work = kernel.work + total(program, moves) + computing(program, sums, own)
+    statements = [s for s in sums.statements if s not in first.statements]
+    moves = accesses(program, sums, statements, (TILE, TILE))
+    work = kernel.work + total(program, moves) + computing(program, sums, statements)
     return dataclasses.replace(kernel, work=work, accesses=(*kernel.accesses, *moves))
 
 
@@ -205,9 +205,9 @@ def moved_once(program: LoopProgram, buffers: Collection[str]) -> list[Access]:
     return [Access(b, size, size, size, size / ACCESS) for b, size in sizes.items()]
 
 
-def _once(found: Sequence[Access]) -> list[Access]:
+def _once(accesses: Sequence[Access]) -> list[Access]:
     """One access for each part of a buffer: that which moves the most."""
-    return list({(a.buffer, a.start): a for a in sorted(found, key=lambda a: a.dram)}.values())
+    return list({(a.buffer, a.start): a for a in sorted(accesses, key=lambda a: a.dram)}.values())
 
 
 def _stores(nest: Nest) -> dict[str, str]:
@@ -219,15 +219,15 @@ def _by_dependence(program: LoopProgram, nest: Nest) -> tuple[Nest | None, Nest 
     """A nest's column-wise reductions of values without a row-wise one above, and the others. Inductor has a
     kernel for each; its fusion with the row-wise ones takes only the former."""
     _, last = program.tile_axes
-    parts: dict[bool, list[Store]] = {False: [], True: []}
+    stores: dict[bool, list[Store]] = {False: [], True: []}
     for store in (s for s in nest.statements if isinstance(s, Store)):
         needed = closure(nest.statements, [store])
-        parts[any(isinstance(s, Reduce) and last.symbol in s.axes for s in needed)].append(store)
-    own, others = (
-        Nest(nest.loops, closure(nest.statements, parts[key])) if parts[key] else None
+        stores[any(isinstance(s, Reduce) and last.symbol in s.axes for s in needed)].append(store)
+    independent, dependent = (
+        Nest(nest.loops, closure(nest.statements, stores[key])) if stores[key] else None
         for key in (False, True)
     )
-    return own, others
+    return independent, dependent
 
 
 def _is_mixed(program: LoopProgram) -> bool:
@@ -252,11 +252,11 @@ def _is_mixed(program: LoopProgram) -> bool:
 def _mixed(program: LoopProgram, nests: tuple[Nest, Nest]) -> Kernel:
     row, last = program.tile_axes
     rows, cols = program.hint(row.size), program.hint(last.size)
-    found = [a for n in nests for a in accesses(program, n, n.statements, (1, cols))]
-    work = total(program, _once(found))
+    nest_accesses = [a for n in nests for a in accesses(program, n, n.statements, (1, cols))]
+    work = total(program, _once(nest_accesses))
     for nest in nests:
         work += computing(program, nest, nest.statements)
     sums = sum(isinstance(s, Reduce) and row.symbol in s.axes for s in nests[1].statements)
     stored = (s for s in nests[1].statements if isinstance(s, Store))
     casts = sum(program.buffer(s.buffer).dtype.itemsize < 4 for s in stored)
-    return Kernel(Kind.MIXED, _in_lanes(work, cols), rows, 1 + sums + casts, tuple(found), sums)
+    return Kernel(Kind.MIXED, _in_lanes(work, cols), rows, 1 + sums + casts, tuple(nest_accesses), sums)

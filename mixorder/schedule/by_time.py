@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .facts import RowFacts
-from .no_prefetch import stalls
+from .no_prefetch import is_latency_bound
 from .plan import Plan
-from .space import Space
+from .search_space import SearchSpace
 
 GAIN = 0.92  # of the time of the rules' choice, at most: the prediction is off by 8% on average
 ROUNDS = 6
@@ -20,14 +20,14 @@ ROUNDS = 6
 CHUNKED_ROWS = 8
 
 
-def improved(space: Space, facts: RowFacts, us: Callable[[Plan], float]) -> Plan:
+def improved(space: SearchSpace, facts: RowFacts, us: Callable[[Plan], float]) -> Plan:
     """The plan that a search from the space's start ends at, with `us` as the predicted microseconds; the
     start itself where that gains too little.
 
-    Only of programs that reduce along their rows, all of them in the same way, and that load ahead. Of
+    Only of programs that reduce along their rows, all of them in the same way, and that prefetch. Of
     others, a thread's loads or what it computes decides, and the prediction does not know enough of either.
     """
-    waits = stalls(facts) or facts.loads.hot
+    waits = is_latency_bound(facts) or facts.loads.cached_table
     if facts.levels == 0 or waits or space.start.group > 1:
         return space.start
     known: dict[Plan, float] = {}

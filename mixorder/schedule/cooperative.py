@@ -56,8 +56,8 @@ def choose(facts: RowFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """
     if not device.exchanges:
         raise Decline(DeclineReason.ROW_TOO_WIDE, f"programs cannot share a row on {device.name}")
-    if found := layouts(facts, device):
-        return found[0] if not split_size else _with_groups(found[0], math.ceil(facts.rows / split_size))
+    if plans := layouts(facts, device):
+        return plans[0] if not split_size else _with_groups(plans[0], math.ceil(facts.rows / split_size))
     detail = f"{MAX_PARTS} programs that share a row hold at most {_widest(facts, device)} columns"
     raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
 
@@ -95,7 +95,7 @@ def _with_groups(plan: Plan, groups: int) -> Plan:
 
 def _laid_out(facts: RowFacts, device: DeviceInfo, elements: int) -> list[Plan]:
     """Plans with few parts first; among equals, those deep enough without tight registers first."""
-    found: list[tuple[bool, bool, Plan]] = []
+    candidates: list[tuple[bool, bool, Plan]] = []
     for xblock, per_sm, few in _layouts(facts):
         tile = Tile(xblock, WARPS_PER_SM // per_sm, MOST_STAGES)
         r0_block = elements // (xblock * per_sm)
@@ -104,8 +104,8 @@ def _laid_out(facts: RowFacts, device: DeviceInfo, elements: int) -> list[Plan]:
         if depth and fits and not _waits_late(facts):
             tight = _registers(facts, tile, r0_block, depth) > FULL_REGISTERS
             plan = _schedule(facts, device, tile, r0_block, depth)
-            found.append((parts > few, tight or depth < LEAST_DEPTH, plan))
-    return [plan for *_, plan in sorted(found, key=lambda one: one[:2])]
+            candidates.append((parts > few, tight or depth < LEAST_DEPTH, plan))
+    return [plan for *_, plan in sorted(candidates, key=lambda candidate: candidate[:2])]
 
 
 def _least_lanes(facts: RowFacts, tile: Tile) -> int:
@@ -157,7 +157,7 @@ def _waits_late(facts: RowFacts) -> bool:
 
 def _parts(facts: RowFacts, r0_block: int) -> int:
     """Parts of a row. Shifted columns need up to one access more than there are columns."""
-    return max(2, math.ceil(facts.cols / (r0_block - ALIGNMENT * (facts.phase.period > 1))))
+    return max(2, math.ceil(facts.cols / (r0_block - ALIGNMENT * (facts.alignment.period > 1))))
 
 
 def _groups(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int) -> int:
@@ -166,8 +166,8 @@ def _groups(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int) -> i
 
 
 def _schedule(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int, depth: int) -> Plan:
-    if facts.phase.period > _groups(facts, device, tile, r0_block):
-        facts = dataclasses.replace(facts, phase=ALIKE)
+    if facts.alignment.period > _groups(facts, device, tile, r0_block):
+        facts = dataclasses.replace(facts, alignment=ALIKE)
     part_cols = math.ceil(facts.cols / _parts(facts, r0_block) / ALIGNMENT) * ALIGNMENT
     parts = math.ceil(facts.cols / part_cols)
     per_sm = WARPS_PER_SM // tile.num_warps
@@ -175,11 +175,11 @@ def _schedule(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int, de
     pays = MOST_STAGES - (tile.xblock * parts < RECORDS_FOR_4_STAGES)
     stages = max(1, min(pays, 1 + device.shared_memory // max(1, staged)))
     groups = min(per_sm * device.num_sm // parts, math.ceil(facts.rows / tile.xblock))
-    num_splits = max(1, groups // facts.phase.period) * facts.phase.period
+    num_splits = max(1, groups // facts.alignment.period) * facts.alignment.period
     second = final(num_splits, r0_block, device)
     return Plan(
         (
-            Walk(split=num_splits, tile=tile.xblock, period=facts.phase.period),
+            Walk(split=num_splits, tile=tile.xblock, period=facts.alignment.period),
             Walk(group=parts, part=part_cols, tile=r0_block),
         ),
         Launch(tile.num_warps, stages, dependent=device.overlaps and facts.final.numbered),

@@ -78,16 +78,16 @@ def workspace_bytes(program: LoopProgram, num_splits: int) -> int:
 
 def _read(program: LoopProgram, statements: Iterable[Statement]) -> int:
     """Bytes of inputs that are loaded. Loads at different offsets are of different elements, such as the
-    parts of a `split`; those at one offset are of the same."""
+    slices of a `split`; those at one offset are of the same."""
     touched: dict[str, dict[sympy.Expr, int]] = {}
     start = {axis.symbol: sympy.S.Zero for nest in program.nests for axis in nest.loops}
     for stmt in statements:
         if isinstance(stmt, Load):
             buffer = program.buffer(stmt.buffer)
             if buffer.role is BufferRole.INPUT:
-                offset, parts = stmt.index.xreplace(start), touched.setdefault(buffer.name, {})
-                parts[offset] = max(parts.get(offset, 0), _touched(program, buffer, stmt.index))
-    return sum(min(sum(parts.values()), size(program, [name])) for name, parts in touched.items())
+                offset, slices = stmt.index.xreplace(start), touched.setdefault(buffer.name, {})
+                slices[offset] = max(slices.get(offset, 0), _touched(program, buffer, stmt.index))
+    return sum(min(sum(slices.values()), size(program, [name])) for name, slices in touched.items())
 
 
 def _written(program: LoopProgram, statements: Iterable[Statement]) -> int:
@@ -115,18 +115,18 @@ def across_memory(program: LoopProgram) -> tuple[str, ...]:
     most bytes are contiguous along the rows, these tensors pass as well: a tile of several rows has whole
     accesses then, as Triton orders the elements of a tile by its loads.
     """
-    found: dict[str, None] = {}
+    strided: dict[str, None] = {}
     down: set[str] = set()
     full = program.nests[0].accesses(program.tile_axes)
     for stmt in full:
         stride = sympy.expand(stmt.index).coeff(program.tile_axes[1].symbol)
         if program.tile_axes[1].size != 1 and stride not in (0, 1):
-            found[stmt.buffer] = None
+            strided[stmt.buffer] = None
             if along_rows(program, stmt):
                 down.add(stmt.buffer)
-    others = {stmt.buffer for stmt in full} - down
-    passing = down if size(program, down) > size(program, others) else set()
-    return tuple(b for b in found if b not in passing)
+    rest = {stmt.buffer for stmt in full} - down
+    passing = down if size(program, down) > size(program, rest) else set()
+    return tuple(b for b in strided if b not in passing)
 
 
 def check_layout(program: LoopProgram, across: Collection[str]) -> None:

@@ -21,7 +21,6 @@ import sympy
 from ..ir.hardware import ACCESS, SECTOR
 from ..ir.program import (
     ALIKE,
-    AlignmentPhase,
     AxisClass,
     Buffer,
     BufferRole,
@@ -33,20 +32,21 @@ from ..ir.program import (
     Nest,
     PartialAccumulate,
     Reduce,
+    RowAlignment,
     Store,
     operands,
 )
 from .layout import along_rows, offsets, per_access, sizes_of
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
-NARROW = 4  # bytes of a thread's access, up to which loading ahead does not pay (`no_prefetch.py`)
-ASYNC_BYTES = 4  # of the narrowest access that Triton issues ahead
+NARROW = 4  # bytes of a thread's access, up to which prefetching does not pay (`no_prefetch.py`)
+ASYNC_BYTES = 4  # of the narrowest access that Triton prefetches
 TABLE = 8  # elements of the space for each of a table, at least: it is read again and again
 # All bytes over those of a tensor that is read in single elements, and a program's columns, at least.
-MINOR, MINOR_COLS = 5, 1024
-# Bytes of a table, up to which few parts of L2 have all of it. Loads ahead of 16 bytes pass by the
+SMALL_OPERANDS, SMALL_OPERANDS_COLS = 5, 1024
+# Bytes of a table, up to which few parts of L2 have all of it. Prefetches of 16 bytes pass by the
 # first-level cache, and all multiprocessors wait for these parts.
-HOT_TABLE = 8192
+CACHED_TABLE = 8192
 # Of a finalisation, beside partial results, at most, for a main kernel to do its work.
 FINAL_LOADS = 4
 SHARED_ROWS = 8  # bytes of which rows of a batch are a multiple where they share few sectors of memory
@@ -86,7 +86,7 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class HeldWords:
     """Words of 32 bits that a program holds for an element, from one reduction to the next."""
 
     words: int = 0
@@ -101,7 +101,7 @@ class Loads:
     """The loads of a tile: bytes are those of an element."""
 
     staged_bytes: int = 0
-    """Of all tile loads, including what a gather reads again and what many rows share."""
+    """Of all tile loads, including what a gather rereads and what many rows share."""
 
     repeated_bytes: int = 0
     """The same without what a piece does not read."""
@@ -118,8 +118,8 @@ class Loads:
     narrow: bool = False
     """Whether a thread loads at most 4 bytes of some at once."""
 
-    hot: bool = False
-    """Whether a table of a few kilobytes would be loaded ahead."""
+    cached_table: bool = False
+    """Whether a table of a few kilobytes, which caches have, would be prefetched."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,18 +129,18 @@ class Lying:
     along_rows: bool = False
     """Whether most bytes lie next to each other along the rows only."""
 
-    against: bool = False
-    """Whether some do, but not most."""
+    minority_along_rows: bool = False
+    """Whether the smaller part of the bytes does."""
 
     sector_rows: int = 1
     """Rows that fill a sector of memory in each tensor that lies so, read or written; 1 if none does."""
 
-    both_ways: bool = False
+    mixed_layouts: bool = False
     """Whether some that are read lie so, and others do not."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchanged:
+class ExchangeFacts:
     """What programs that share a row exchange."""
 
     values: int = 0
@@ -179,16 +179,16 @@ class RowFacts(Facts):
     common: bool = False
     """Whether the reductions over rows are over the columns as well."""
 
-    held: Held = Held()
-    phase: AlignmentPhase = ALIKE
+    held: HeldWords = HeldWords()
+    alignment: RowAlignment = ALIKE
     loads: Loads = Loads()
     lies: Lying = Lying()
-    exchange: Exchanged = Exchanged()
+    exchange: ExchangeFacts = ExchangeFacts()
     final: Final = Final()
 
     @property
-    def ahead_bytes(self) -> int:
-        """Shared memory for an element of a tile that is loaded ahead."""
+    def prefetched_bytes(self) -> int:
+        """Shared memory for an element of a tile that is prefetched."""
         return max(self.load_bytes, self.loads.staged_bytes)
 
 
@@ -224,8 +224,8 @@ class _Reader:
             item_bytes,
             self.levels(),
             common=self.col.kind is AxisClass.COMMON,
-            held=Held(self.across_reductions + self.column_words, self.column_words),
-            phase=self.program.phase or ALIKE,
+            held=HeldWords(self.across_reductions + self.column_words, self.column_words),
+            alignment=self.program.alignment or ALIKE,
             loads=self.loads(widest_bytes),
             lies=self.lies(),
             exchange=self.exchange(),
@@ -240,21 +240,21 @@ class _Reader:
             widest_bytes=widest_bytes,
             mixed=self.is_mixed,
             # Rows that are shifted to a boundary have wide accesses.
-            narrow=self.program.phase is None and any(map(self.is_narrow, self.whole)),
-            hot=any(map(self.is_hot, self.whole)),
+            narrow=self.program.alignment is None and any(map(self.is_narrow, self.whole)),
+            cached_table=any(map(self.is_cached_table, self.whole)),
         )
 
     def lies(self) -> Lying:
         return Lying(
             along_rows=self.down > self.down_not,
-            against=self.down_not >= self.down > 0,
+            minority_along_rows=self.down_not >= self.down > 0,
             sector_rows=max((SECTOR // self.item(s) for s in self.full[True]), default=1),
-            both_ways=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
+            mixed_layouts=all(any(isinstance(s, Load) for s in self.full[down]) for down in (False, True)),
         )
 
-    def exchange(self) -> Exchanged:
+    def exchange(self) -> ExchangeFacts:
         values = sum(len(s.values) for s in self.main.body if isinstance(s, Exchange))
-        return Exchanged(values, *self.carried(), self.at_once(True), self.at_once(False))
+        return ExchangeFacts(values, *self.carried(), self.at_once(True), self.at_once(False))
 
     @functools.cached_property
     def whole(self) -> list[Load]:
@@ -265,11 +265,11 @@ class _Reader:
     def full(self) -> dict[bool, list[Load | Store]]:
         """Loads and stores of tensors that have all elements of the space, by whether they lie along rows."""
         both, space = {self.row.symbol, self.col.symbol}, self.rows * int(self.col.size) * self.batch
-        found: dict[bool, list[Load | Store]] = {False: [], True: []}
+        accesses: dict[bool, list[Load | Store]] = {False: [], True: []}
         for s in self.main.body:
             if isinstance(s, Load | Store) and both <= s.index.free_symbols and self.size(s.buffer) >= space:
-                found[along_rows(self.program, s)].append(s)
-        return found
+                accesses[along_rows(self.program, s)].append(s)
+        return accesses
 
     @functools.cached_property
     def is_mixed(self) -> bool:
@@ -277,7 +277,7 @@ class _Reader:
 
     @functools.cached_property
     def staged(self) -> list[Load]:
-        """The tile loads that Triton issues ahead; single elements of 2 bytes are not among them."""
+        """The tile loads that Triton prefetches; single elements of 2 bytes are not among them."""
         return [s for s in self.tiles if s not in self.whole or self.width(s) >= ASYNC_BYTES]
 
     def repeated(self, load: Load) -> float:
@@ -301,24 +301,24 @@ class _Reader:
         items = (self.item(s) for s in inputs if batch.symbol in s.index.free_symbols)
         return sum(item for item in items if int(self.col.size) * item % SHARED_ROWS)
 
-    def is_hot(self, load: Load) -> bool:
-        """Whether all programs load the same few bytes ahead, past the first-level cache."""
+    def is_cached_table(self, load: Load) -> bool:
+        """Whether all programs prefetch the same few bytes, past the first-level cache."""
         space = self.rows * int(self.col.size) * self.batch
-        small = self.bytes(load.buffer) <= min(HOT_TABLE, space * self.item(load) // TABLE)
+        small = self.bytes(load.buffer) <= min(CACHED_TABLE, space * self.item(load) // TABLE)
         return small and self.width(load) == ACCESS
 
     def is_narrow(self, load: Load) -> bool:
         """Whether a step waits for a load, or copies it element by element."""
-        return self.width(load) <= NARROW and load not in self.minor
+        return self.width(load) <= NARROW and load not in self.small_operands
 
     @functools.cached_property
-    def minor(self) -> list[Load]:
-        """Pieces of few of the bytes whose accesses are too narrow to be issued ahead: caches have most."""
-        found = [s for s in self.whole if s.predicate is not None and self.width(s) < ASYNC_BYTES]
-        narrow, every = ({s.buffer for s in loads} for loads in (found, self.whole))
-        few = MINOR * sum(map(self.bytes, narrow)) <= sum(map(self.bytes, every))
-        wide = self.program.hint(self.col.size) >= MINOR_COLS
-        return found if few and wide and not self.is_mixed else []
+    def small_operands(self) -> list[Load]:
+        """Pieces of few of the bytes whose accesses are too narrow to be prefetched: caches have most."""
+        pieces = [s for s in self.whole if s.predicate is not None and self.width(s) < ASYNC_BYTES]
+        narrow, every = ({s.buffer for s in loads} for loads in (pieces, self.whole))
+        few = SMALL_OPERANDS * sum(map(self.bytes, narrow)) <= sum(map(self.bytes, every))
+        wide = self.program.hint(self.col.size) >= SMALL_OPERANDS_COLS
+        return pieces if few and wide and not self.is_mixed else []
 
     def width(self, load: Load) -> int:
         """Bytes of a thread's access."""
@@ -328,14 +328,14 @@ class _Reader:
     @functools.cached_property
     def down(self) -> int:
         """Bytes of the tensors that lie along the rows."""
-        return sum(map(self.bytes, self.turned))
+        return sum(map(self.bytes, self.transposed))
 
     @functools.cached_property
     def down_not(self) -> int:
-        return sum(map(self.bytes, {load.buffer for load in self.whole} - self.turned))
+        return sum(map(self.bytes, {load.buffer for load in self.whole} - self.transposed))
 
     @functools.cached_property
-    def turned(self) -> set[str]:
+    def transposed(self) -> set[str]:
         return {load.buffer for load in self.whole if along_rows(self.program, load)}
 
     def bytes(self, buffer: str) -> int:
@@ -352,16 +352,16 @@ class _Reader:
         do."""
         size = self.rows * int(self.col.size) * self.batch
         itemsize = {s.buffer: self.item(s) for s in self.tiles}
-        full = {b: self.parts(b, self.size(b) // size) for b in itemsize if self.size(b) >= size}
+        full = {b: self.slices(b, self.size(b) // size) for b in itemsize if self.size(b) >= size}
         # The pieces of a concatenated tensor; a table that many rows share has no predicate.
         pieces = {s.buffer for s in self.tiles if s.predicate is not None} - full.keys()
         in_pieces = sum(self.size(b) * itemsize[b] for b in pieces)
         sizes = [itemsize[b] for b in full.keys() | pieces] or [4]
-        whole = sum(itemsize[b] * parts for b, parts in full.items())
+        whole = sum(itemsize[b] * slices for b, slices in full.items())
         return whole + math.ceil(in_pieces / size), min(sizes), max(sizes)
 
-    def parts(self, buffer: str, most: int) -> int:
-        """Parts of a tensor that are read, such as those of a `split`: they start at different places. All
+    def slices(self, buffer: str, most: int) -> int:
+        """Slices of a tensor that are read, such as those of a `split`: they start at different places. All
         of them together have `most` elements for each of the space."""
         hints, sizes = dict(self.program.hints), sizes_of(self.program)
         loads = [s for s in self.tiles if s.buffer == buffer and s.predicate is None]
@@ -399,9 +399,9 @@ class _Reader:
 
     def carried(self) -> tuple[int, int]:
         """Bytes of an element and words of a row."""
-        found = [s for s in self.main.statements if isinstance(s, Load) and s.name in self.waiting]
-        full = [s for s in found if s in self.tiles]
-        return sum(map(self.item, full)), sum(words_of(s) for s in found if s not in full)
+        loads = [s for s in self.main.statements if isinstance(s, Load) and s.name in self.waiting]
+        full = [s for s in loads if s in self.tiles]
+        return sum(map(self.item, full)), sum(words_of(s) for s in loads if s not in full)
 
     @functools.cached_property
     def waiting(self) -> set[str]:
@@ -435,8 +435,8 @@ class _Reader:
 
     def finishable(self) -> bool:
         loads = [s for nest in self.program.nests[1:] for s in nest.statements if isinstance(s, Load)]
-        others = [s for s in loads if self.program.buffer(s.buffer).role is not BufferRole.WORKSPACE]
-        return len(others) <= FINAL_LOADS
+        inputs = [s for s in loads if self.program.buffer(s.buffer).role is not BufferRole.WORKSPACE]
+        return len(inputs) <= FINAL_LOADS
 
 
 def words_of(value: Load | Compute | Reduce | Buffer) -> int:
@@ -467,18 +467,18 @@ def instructions(program: LoopProgram) -> int:
 
 def instructions_by_node(program: LoopProgram) -> dict[str, int]:
     """The same by the node of the graph that each op comes from."""
-    found: collections.Counter[str] = collections.Counter()
+    costs: collections.Counter[str] = collections.Counter()
     for name, cost in _costs_per_element(program).items():
-        found[name.partition(".")[0]] += cost
-    return dict(found)
+        costs[name.partition(".")[0]] += cost
+    return dict(costs)
 
 
 def cost_of(stmt: Compute, words: int = 1, by_row: bool = False) -> int:
     """Machine instructions of an op on one element: the price for its dtype, or the op's for each of so many
     words of 32 bits. `by_row`: see `is_by_row`."""
     op = BY_ROW if by_row else stmt.op.removeprefix("libdevice_")
-    own = PRICES.get(f"{op} {str(stmt.dtype).removeprefix('torch.')}")
-    return words * PRICES.get(op, 1) if own is None else own
+    price = PRICES.get(f"{op} {str(stmt.dtype).removeprefix('torch.')}")
+    return words * PRICES.get(op, 1) if price is None else price
 
 
 def is_by_row(stmt: Compute, deps: Mapping[str, frozenset[sympy.Symbol]], nest: Nest) -> bool:

@@ -20,7 +20,7 @@ from .device import H200, DeviceInfo
 from .facts import ASYNC_BYTES, NARROW, RowFacts
 from .kernel_time import Kind, Times, moving_us
 from .plan import Plan
-from .work import Access, Work, accesses, against, computing, full_inputs, total
+from .work import Access, Work, accesses, computing, full_inputs, in_minority_order, total
 
 # Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
 # the other one, 32 threads with 4 elements each find what they read in 2 of them.
@@ -33,11 +33,11 @@ LINES_OF_ACCESS, WIDER = 8, 1.5
 
 # Tiles of several rows, loaded in 4 bytes a thread at most: with so few programs on a multiprocessor, none
 # computes while another waits.
-NARROW_ROWS, NARROW_PROGRAMS, NARROW_ALONE = 8, 2, 2.0
+NARROW_ROWS, NARROW_PROGRAMS, NARROW_EXPOSED = 8, 2, 2.0
 
-# Wider rows that are loaded ahead, of tensors that lie along rows and across them: all of it takes so many
+# Wider rows that are prefetched, of tensors that lie along rows and across them: all of it takes so many
 # times as long.
-BOTH_WAYS_COLS, BOTH_WAYS_AHEAD = 256, 2.5
+MIXED_LAYOUTS_COLS, MIXED_LAYOUTS_PREFETCH = 256, 2.5
 
 # A sum over a program's rows takes less where these are narrower.
 TREE_LANES = 64
@@ -72,7 +72,7 @@ class Main:
     levels: int
     """Dependent reductions of a tile."""
 
-    ahead: int
+    prefetched_tiles: int
     """Tiles that are loaded while one is computed with."""
 
     tile_bytes: float
@@ -87,43 +87,45 @@ class Main:
     sums: int
     """Over the rows."""
 
-    crossed: bool
-    """Whether what is loaded ahead lies both ways, in wide rows."""
+    mixed_layouts: bool
+    """Whether what is prefetched lies along rows and across them, in wide rows."""
 
     def us(self, device: DeviceInfo, times: Times) -> float:
         """Microseconds of the main kernel, without its launch."""
-        own, work = times.fused, self.work
+        fused, work = times.fused, self.work
         each = self.programs / device.num_sm
         at_once, turns = self._turns(each)
         busy = min(1.0, each) * device.num_sm
         uneven = math.ceil(each / at_once) * at_once / each if each > 1 else 1.0
-        needed = own.in_flight_us * times.memory_mb_us * 1e6 / H200.num_sm * min(1.0, each)
-        in_flight = at_once * self.tile_bytes * self.ahead
+        needed = fused.in_flight_us * times.memory_mb_us * 1e6 / H200.num_sm * min(1.0, each)
+        in_flight = at_once * self.tile_bytes * self.prefetched_tiles
         starved = max(1.0, needed / in_flight) if in_flight else 1.0  # what is only stored waits for nothing
         computed = work.instructions / (times.instructions_sm_us * busy)
-        parts = (
-            device.slower * starved * work.dram / 1e6 / times.memory_mb_us / own.share,
+        overlapping_us = (
+            device.slower * starved * work.dram / 1e6 / times.memory_mb_us / fused.share,
             work.l2 / 1e6 / times.l2_mb_us * H200.num_sm / busy,
-            computed * (1 + own.uneven * (uneven - 1)),
+            computed * (1 + fused.uneven * (uneven - 1)),
             work.requests / (times.requests_sm_us * busy),
             work.lines / (times.lines_sm_us * busy),
-            turns * self.steps * (own.step_us + self.levels * own.level_us),
+            turns * self.steps * (fused.step_us + self.levels * fused.level_us),
             max(1.0, each / self.resident)
             * self.steps
-            * own.load_us
-            * self._more_loads() ** own.narrow
-            / self.ahead,
-            own.spill_us * self.spilled / 1e6,
-            own.branch_us * turns * work.branches / (max(1, self.programs) * self.warps * WARP),
+            * fused.load_us
+            * self._more_loads() ** fused.narrow
+            / self.prefetched_tiles,
+            fused.spill_us * self.spilled / 1e6,
+            fused.branch_us * turns * work.branches / (max(1, self.programs) * self.warps * WARP),
             each * times.program_us,
         )
-        alone = self.width <= NARROW and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
+        exposed = self.width <= NARROW and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
         lanes = self.chains * self.warps * WARP / self.rows
         levels = math.log2(self.rows * self.warps + 1) * min(1.0, lanes / TREE_LANES)
         levels *= ONE_WARP if self.warps == 1 else 1.0
-        tree = own.tree_us * self.sums * levels
-        longer = (NARROW_ALONE if alone else 1.0) * (BOTH_WAYS_AHEAD if self.crossed else 1.0)
-        return own.latency_us + longer * times.joined(parts) + tree
+        tree = fused.tree_us * self.sums * levels
+        longer = (NARROW_EXPOSED if exposed else 1.0) * (
+            MIXED_LAYOUTS_PREFETCH if self.mixed_layouts else 1.0
+        )
+        return fused.latency_us + longer * times.joined(overlapping_us) + tree
 
     def _turns(self, each: float) -> tuple[int, int]:
         """Programs that run at once on a multiprocessor, and how often others take their place."""
@@ -194,16 +196,16 @@ def _main(loops: LoopProgram, plan: Plan, facts: RowFacts) -> Main:
         steps=steps,
         rows=rows,
         levels=facts.levels,
-        ahead=_ahead(launch.num_stages, steps, width),
+        prefetched_tiles=_prefetched_tiles(launch.num_stages, steps, width),
         tile_bytes=rows * facts.cols / plan.group * facts.load_bytes,
         width=width,
         spilled=spilled * threads * steps * programs,
         sums=len(loops.role(BufferRole.WORKSPACE)),
-        crossed=launch.num_stages > 1 and facts.lies.both_ways and facts.cols > BOTH_WAYS_COLS,
+        mixed_layouts=launch.num_stages > 1 and facts.lies.mixed_layouts and facts.cols > MIXED_LAYOUTS_COLS,
     )
 
 
-def _ahead(stages: int, steps: int, width: int) -> int:
+def _prefetched_tiles(stages: int, steps: int, width: int) -> int:
     """Tiles that are loaded before they are needed, by loads of so many bytes. A program's only tile is
     loaded as early as the first of several. H200, 5 such subgraphs: predicted 21% too long without this."""
     if steps == 1:
@@ -223,7 +225,7 @@ def _registers(plan: Plan, facts: RowFacts, elements: int) -> tuple[int, int]:
 def _resident(plan: Plan, facts: RowFacts, registers: int) -> int:
     """Programs that fit a multiprocessor of the measured device, by registers, warps and shared memory."""
     launch = plan.launch
-    staged = plan.tile_rows * plan.lanes * facts.ahead_bytes
+    staged = plan.tile_rows * plan.lanes * facts.prefetched_bytes
     limits = (
         H200.registers // registers,
         H200.max_threads // (launch.num_warps * WARP),
@@ -235,9 +237,11 @@ def _resident(plan: Plan, facts: RowFacts, registers: int) -> int:
 def main_work(loops: LoopProgram, plan: Plan, facts: RowFacts) -> tuple[Work, int]:
     """The work of the main kernel, and the bytes of its accesses. Lanes beyond a row's end compute as
     well."""
-    moves, arithmetic, found = _by_tiles(loops, (plan.tile_rows * plan.period, plan.chunk), plan.period > 1)
-    conflicts = BANK_CONFLICTS * against(found)
-    turned = Work(0, 0, requests=conflicts, lines=_lines_beside(loops, plan, facts, found))
+    moves, arithmetic, tile_accesses = _by_tiles(
+        loops, (plan.tile_rows * plan.period, plan.chunk), plan.period > 1
+    )
+    conflicts = BANK_CONFLICTS * in_minority_order(tile_accesses)
+    transposed = Work(0, 0, requests=conflicts, lines=_extra_lines(loops, plan, facts, tile_accesses))
     lanes = plan.lanes * plan.group / max(1, facts.cols)
     once = sum(  # loads of columns, once per program
         plan.lanes * plan.group * loops.buffer(s.buffer).dtype.itemsize
@@ -247,8 +251,8 @@ def main_work(loops: LoopProgram, plan: Plan, facts: RowFacts) -> tuple[Work, in
     programs = plan.splits * facts.batch
     workspace = 4 * len(loops.role(BufferRole.WORKSPACE)) * facts.cols * programs
     bytes_moved = Work(workspace, workspace + once * programs)
-    return (moves + turned + arithmetic).scaled(lanes) + bytes_moved, _width(
-        found, full_inputs(loops, found), plan, facts
+    return (moves + transposed + arithmetic).scaled(lanes) + bytes_moved, _width(
+        tile_accesses, full_inputs(loops, tile_accesses), plan, facts
     )
 
 
@@ -258,31 +262,31 @@ def _by_tiles(
 ) -> tuple[Work, Work, tuple[Access, ...]]:
     """What the main kernel's body moves and computes, and its accesses: the same for many plans."""
     nest = loops.nests[0]
-    found = accesses(loops, nest, nest.body, tile, shifted)
-    return total(loops, found), computing(loops, nest, nest.body), tuple(found)
+    tile_accesses = accesses(loops, nest, nest.body, tile, shifted)
+    return total(loops, tile_accesses), computing(loops, nest, nest.body), tuple(tile_accesses)
 
 
-def _lines_beside(loops: LoopProgram, plan: Plan, facts: RowFacts, found: Sequence[Access]) -> float:
+def _extra_lines(loops: LoopProgram, plan: Plan, facts: RowFacts, accesses: Sequence[Access]) -> float:
     """Lines of accesses of 16 bytes, beyond those that cost nothing more, of tensors that are wider than the
     narrowest one."""
     elements, lines = min(plan.per_thread(plan.chunk), facts.per_access), 0.0
-    for one in (a for a in found if a.tiled and a.width == ACCESS and not a.turned):
-        apart = elements * loops.buffer(one.buffer).dtype.itemsize
-        touched = min(WARP, WARP * apart / LINE)
-        if apart > ACCESS:
-            lines += WIDER * one.requests / WARP * max(0.0, touched - LINES_OF_ACCESS)
+    for access in (a for a in accesses if a.tiled and a.width == ACCESS and not a.transposed):
+        stride = elements * loops.buffer(access.buffer).dtype.itemsize
+        touched = min(WARP, WARP * stride / LINE)
+        if stride > ACCESS:
+            lines += WIDER * access.requests / WARP * max(0.0, touched - LINES_OF_ACCESS)
     return lines
 
 
-def _width(found: Sequence[Access], read: Collection[str], plan: Plan, facts: RowFacts) -> int:
+def _width(accesses: Sequence[Access], read: Collection[str], plan: Plan, facts: RowFacts) -> int:
     """Bytes of the widest accesses that all rows can have: those that start at the same distance from a
     boundary or, where rows are next to each other, that a tile's rows fill. Of pieces of what is `read`,
     which begin anywhere, those of most elements."""
-    if 2 * sum(a.turned for a in found) > sum(a.tiled for a in found):
-        return min(min(a.width, plan.tile_rows * facts.item_bytes) for a in found if a.turned)
+    if 2 * sum(a.transposed for a in accesses) > sum(a.tiled for a in accesses):
+        return min(min(a.width, plan.tile_rows * facts.item_bytes) for a in accesses if a.transposed)
     if plan.period > 1:
         return ACCESS
-    widths = sorted((a.width, a.tiled) for a in found if a.buffer in read and a.tiled)
+    widths = sorted((a.width, a.tiled) for a in accesses if a.buffer in read and a.tiled)
     half, below = sum(tiled for _, tiled in widths) / 2, 0.0
     for width, tiled in widths:
         below += tiled

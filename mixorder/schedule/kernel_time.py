@@ -22,7 +22,7 @@ class Kind(enum.Enum):
     """How one of Inductor's kernels walks through its tensors."""
 
     ROWS = "rows"  # a row stays in registers
-    LOOPED = "looped"  # a row is read again for each reduction that needs an earlier one's result
+    LOOPED = "looped"  # a row is reread for each reduction that needs an earlier one's result
     COLUMNS = "columns"  # reduces over rows
     MIXED = "mixed"  # Inductor's own fusion of both
     POINTWISE = "pointwise"
@@ -95,20 +95,22 @@ class Times:
     def us(self, kind: Kind, work: Work, device: DeviceInfo, programs: float = math.inf) -> float:
         """Microseconds of a kernel of which nothing else is known, without its launch."""
         busy = min(max(programs, 1.0), device.num_sm)  # a traced size may be 0
-        parts = (
+        overlapping_us = (
             device.slower * work.dram / 1e6 / self.memory_mb_us / self.share[kind.value],
             work.l2 / 1e6 / self.l2_mb_us * H200.num_sm / busy,
             work.instructions / (self.instructions_sm_us * busy),
         )
-        own = self.final_us if kind is Kind.FINAL else self.kernel_us
-        return own + (sum(parts) if kind in ADDING else self.joined(parts))
+        fixed_us = self.final_us if kind is Kind.FINAL else self.kernel_us
+        return fixed_us + (sum(overlapping_us) if kind in ADDING else self.joined(overlapping_us))
 
-    def joined(self, parts: Sequence[float]) -> float:
-        """The time of parts that overlap."""
-        most = max(parts)
+    def joined(self, overlapping_us: Sequence[float]) -> float:
+        """The time of what overlaps."""
+        most = max(overlapping_us)
         if not most:
             return 0.0
-        return most * float(sum((part / most) ** self.sharpness for part in parts) ** (1 / self.sharpness))
+        return most * float(
+            sum((us / most) ** self.sharpness for us in overlapping_us) ** (1 / self.sharpness)
+        )
 
 
 FILE = Path(__file__).with_name("times.json")
@@ -116,8 +118,8 @@ FILE = Path(__file__).with_name("times.json")
 
 def read(path: Path = FILE) -> Times:
     """The numbers of a file that `tools/fit_times.py` wrote."""
-    found: dict[str, Any] = json.loads(path.read_text())["times"]
-    return Times(**found | {"fused": FusedTimes(**found["fused"])})
+    numbers: dict[str, Any] = json.loads(path.read_text())["times"]
+    return Times(**numbers | {"fused": FusedTimes(**numbers["fused"])})
 
 
 TIMES = read()

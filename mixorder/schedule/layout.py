@@ -77,8 +77,8 @@ def offsets(index: sympy.Expr, sizes: Sizes, shape: tuple[int, int]) -> Sequence
 
 
 def _function(index: sympy.Expr, row: sympy.Symbol, col: sympy.Symbol) -> Callable[[int, int], int]:
-    others = dict.fromkeys(index.free_symbols - {row, col}, sympy.S.Zero)
-    plain = sympy.expand(index.xreplace(others))
+    zeros = dict.fromkeys(index.free_symbols - {row, col}, sympy.S.Zero)
+    plain = sympy.expand(index.xreplace(zeros))
     a, b = plain.coeff(row), plain.coeff(col)
     rest = plain - a * row - b * col
     if a.is_number and b.is_number and rest.is_number:

@@ -25,8 +25,8 @@ from .limits import (
     registers_of,
     spilled,
 )
-from .no_prefetch import loads_again, stalls, without_prefetch
-from .plan import Launch, Order, Plan, SecondStage, Walk, next_power_of_2
+from .no_prefetch import is_latency_bound, reloads, without_prefetch
+from .plan import Launch, Plan, SecondStage, TileOrder, Walk, next_power_of_2
 
 # These were fitted to sweeps of norms (docs/lab/tuning.md, "Constants of norms"), as are those of
 # `cooperative.py`, `limits.ROUNDING` and `finalisation.FINAL_PER_THREAD`.
@@ -58,8 +58,8 @@ MAX_BLOCK = 2048  # columns; wider rows are divided wherever they can be
 BLOCK_SLACK = 1 / 16  # more lanes than the fewest, at most, for a wider block
 LIGHT_WORDS = 4  # held per element, at most, for tiles of half as many rows and one stage more
 WIDE_ROW = 8192  # bytes loaded per row
-# Of a multiprocessor, at least, before accesses get narrower. What then has less than 4 bytes is not loaded
-# ahead.
+# Of a multiprocessor, at least, before accesses get narrower. What then has less than 4 bytes is not
+# prefetched.
 CHUNKED_WARPS = 4
 BUSY_BLOCK = 1024  # columns of a block at most, where computing takes longer than memory
 # From so many bytes of an element in sectors that other programs read as well, nothing is evicted first.
@@ -74,23 +74,23 @@ def layouts(facts: RowFacts) -> tuple[tuple[int, int], ...]:
     have only a single chunk.
     """
     size = next_power_of_2(facts.cols)
-    found = [(size, 1)]
+    candidates = [(size, 1)]
     while (
-        facts.phase.period == 1
+        facts.alignment.period == 1
         and (size := size // 2) >= _two_sectors(facts)
         and (chunks := -(-facts.cols // size)) <= MOST_CHUNKS
     ):
-        if chunks * size < found[-1][0]:
-            found.append((chunks * size, chunks))
-    return tuple(found)
+        if chunks * size < candidates[-1][0]:
+            candidates.append((chunks * size, chunks))
+    return tuple(candidates)
 
 
 def lanes_of(facts: RowFacts) -> tuple[int, int]:
     """The layout to choose: that of the fewest lanes that fits a thread and saves enough over one chunk."""
-    first, *others = layouts(facts)
+    first, *chunked = layouts(facts)
     narrowed = (NARROWED_CHUNK, MAX_REGISTERS)
     least, most = narrowed if _is_narrowed(facts) else (LEAST_CHUNK, NOT_SPILLED)
-    for lanes, chunks in reversed(others):
+    for lanes, chunks in reversed(chunked):
         if lanes // chunks >= least and registers_of(facts, chunks * _per_chunk(facts), chunks) <= most:
             return lanes, chunks
     return first
@@ -153,8 +153,10 @@ def choose(
     at_once = max(1, per_sm * device.num_sm // facts.batch)
     num_splits = min(-(-facts.rows // split_size), most_partials(device)) if split_size else 0
     num_splits = num_splits or even(tiles, min(tiles, at_once))
-    phase = facts.phase
-    period = phase.period if phase.period <= at_once and facts.cols + phase.slack <= r0_block else 1
+    alignment = facts.alignment
+    period = (
+        alignment.period if alignment.period <= at_once and facts.cols + alignment.slack <= r0_block else 1
+    )
     if period > 1 and not split_size:
         # H200, 32768x4097 bf16: 128 programs leave 4 multiprocessors idle, 264 use all of them:
         # RMSNorm 69 -> 73% of the limit, LayerNorm 64 -> 67%.
@@ -169,7 +171,7 @@ def choose(
         ),
         Launch(tile.num_warps, tile.num_stages, dependent=dependent),
         SecondStage(*second, skippable=facts.final.finishable),
-        order=Order(keeps=facts.loads.shared_bytes >= SHARED_BYTES),
+        order=TileOrder(keeps=facts.loads.shared_bytes >= SHARED_BYTES),
     )
 
 
@@ -226,8 +228,8 @@ def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> tu
 
 def _only_sums(facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> bool:
     """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
-    moved = facts.lies.along_rows or facts.phase.period > 1
-    if facts.levels or moved or stalls(facts) or loads_again(facts, tile):
+    moved = facts.lies.along_rows or facts.alignment.period > 1
+    if facts.levels or moved or is_latency_bound(facts) or reloads(facts, tile):
         return False
     elements = -(-tile.xblock * lanes // (tile.num_warps * device.warp_size))
     return per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
@@ -276,4 +278,4 @@ def _stages(facts: RowFacts, elements: int, r0_block: int, per_sm: int, device: 
 def _stages_that_fit(facts: RowFacts, elements: int, device: DeviceInfo) -> int:
     """The most stages for `elements` in all programs of a multiprocessor. Triton keeps one tile less in
     shared memory than there are stages."""
-    return 1 + device.shared_memory // max(1, elements * facts.ahead_bytes)
+    return 1 + device.shared_memory // max(1, elements * facts.prefetched_bytes)

@@ -4,14 +4,15 @@
 they leave is a loop. A reduction is combined at each level at which its axis is divided: between lanes,
 between tiles, in the loop's accumulator, between programs of a group while they run, and in the end between
 all other programs, by a second stage. So programs that share no row have no `group`, and one that has all
-rows of its columns leaves nothing to the second stage (`finishes`). Programs that hold a slab of several axes
-have a `group` on each of these, and exchange a vector: a sum for each element of the tile along the others.
+rows of its columns leaves nothing to the second stage (`finishes`). Programs that hold a reduction group of
+several axes have a `group` on each of these, and exchange a vector: a sum for each element of the tile along
+the others.
 
 **Where.** `totals` says how the total of a reduction comes to what needs it, and so where the operands of
 that wait: the total is found `Within` a program; or it is `Exchanged`, while a program keeps the operands; or
-it is `Produced` by other programs, and operands are loaded again; or it is in memory before a kernel of a
-second pass begins, which loads the operands again (`Applied`). `results` has those that are not simply
-stored. A result that is a part of a larger tensor is: its place gives it the strides (`region.parts`).
+it is `Produced` by other programs, and operands are reloaded; or it is in memory before a kernel of a
+second pass begins, which reloads the operands (`Applied`). `results` has those that are not simply
+stored. A result that is a slice of a larger tensor is: its place gives it the strides (`region.cat_slices`).
 
 **In which order.** `order` is that of the tiles, `layout` that of the elements in a tile, and `launch` says
 what runs at once.
@@ -118,7 +119,7 @@ class Produced:
 
 @dataclasses.dataclass(frozen=True)
 class Applied:
-    """A kernel behind the second stage has what needs totals. It loads the operands again."""
+    """A kernel behind the second stage has what needs totals. It reloads the operands."""
 
     tile: tuple[int, ...]
     """Elements of its tile along each axis."""
@@ -129,14 +130,14 @@ class Applied:
     """Elements of the second stage's tile along each axis of the totals."""
 
     together: bool = False
-    """Whether all slabs are computed at the same time, and not one after the other, as they were summed."""
+    """Whether all reduction groups are computed at the same time, and not in turn, as they were summed."""
 
     ends: tuple[int, ...] = ()
-    """Elements of the tile of a kernel that adds up sums of the elements, along the parts and each axis."""
+    """Elements of the tile of a kernel that adds up sums of the elements, along the splits and each axis."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class TileOrder:
     """In which order programs compute tiles, and what caches keep meanwhile."""
 
     backwards: bool = False
@@ -184,14 +185,14 @@ class Plan:
     launch: Launch
     second: SecondStage = SecondStage()
     totals: Within | Exchanged | Produced | Applied = Within()
-    order: Order = Order()
+    order: TileOrder = TileOrder()
     layout: Layout = Layout()
     results: tuple[Workspace, ...] = ()
 
     @property
     def extents(self) -> tuple[int, ...]:
         """The tile's elements along each axis."""
-        return tuple(one.tile for one in self.walk)
+        return tuple(axis.tile for axis in self.walk)
 
     @property
     def tile_rows(self) -> int:
@@ -215,17 +216,17 @@ class Plan:
     @property
     def splits(self) -> int:
         """Programs, or groups of them, that leave a partial result of each column."""
-        return math.prod(one.split for one in self.walk)
+        return math.prod(axis.split for axis in self.walk)
 
     @property
     def group(self) -> int:
         """Programs that exchange partial results."""
-        return math.prod(one.group for one in self.walk)
+        return math.prod(axis.group for axis in self.walk)
 
     @property
     def programs(self) -> int:
         """Without those for each index of a batch, and without producers."""
-        return math.prod(one.grid for one in self.walk) * self.splits * self.group
+        return math.prod(axis.grid for axis in self.walk) * self.splits * self.group
 
     @property
     def period(self) -> int:
@@ -274,7 +275,7 @@ class Plan:
 
     def __str__(self) -> str:
         """A line for each axis, and for each record that is not what it is by default."""
-        lines = [f"axis {place}: {one}" for place, one in enumerate(self.walk)]
+        lines = [f"axis {place}: {axis}" for place, axis in enumerate(self.walk)]
         records = (f for f in dataclasses.fields(self)[1:] if getattr(self, f.name) != f.default)
         return "\n".join([*lines, *(f"{f.name}: {_told(getattr(self, f.name))}" for f in records)])
 
@@ -294,7 +295,7 @@ _OF_WALKS = {
     "chunk": (-1, "tile"),
     "chunks": (-1, "unroll"),
 }
-_RECORDS = {"launch": Launch, "second": SecondStage, "totals": Exchanged, "order": Order}
+_RECORDS = {"launch": Launch, "second": SecondStage, "totals": Exchanged, "order": TileOrder}
 _OWNERS = {field.name: owner for owner, kind in _RECORDS.items() for field in dataclasses.fields(kind)}
 
 

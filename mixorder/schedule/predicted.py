@@ -1,4 +1,4 @@
-"""The predicted cost of a region, fused and apart: launches, and microseconds.
+"""The predicted cost of a region, fused and unfused: launches, and microseconds.
 
 The limit is the time of `torch.add(x, dy, out=dx)` for as many bytes as a region has to move, each once.
 Nothing is timed here.
@@ -23,7 +23,8 @@ from .plan import Plan
 # start at boundaries.
 LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
 # Of Inductor's time, at least, that fusing has to save; and where Inductor has one kernel for sums over
-# slabs, or results are joined and no launch is spared: predictions are less certain there (tuning.md).
+# reduction groups, or results are joined and no launch is spared: predictions are less certain there
+# (tuning.md).
 LEAST_SAVED, SURELY_SAVED = 0.04, 0.1
 # Of Inductor's time, at most, that a pair of reductions may take longer by prediction.
 LONGER = 0.5
@@ -81,33 +82,33 @@ def expected(
     fused = fused_kernels(loops, plan, facts, moved)
     idle = dataclasses.replace(fused, main=dataclasses.replace(fused.main, work=fused.main.work.idle()))
     ours_us = fused.us(device, times), idle.us(device, times)
-    alone = baseline.kernels_of(lowered, device)
-    takes = beside(alone, ours_us, fused.launches, moved, device, times)
-    if all(kernel.kind is not Kind.MIXED for kernel in alone):
+    inductor_kernels = baseline.kernels_of(lowered, device)
+    takes = expected_versus(inductor_kernels, ours_us, fused.launches, moved, device, times)
+    if all(kernel.kind is not Kind.MIXED for kernel in inductor_kernels):
         return takes
     left = baseline.kernels_of(lowered, device, mixed=False)
     return dataclasses.replace(takes, left_us=baseline.microseconds(left, device, times))
 
 
-def beside(
-    others: Sequence[baseline.Kernel],
+def expected_versus(
+    inductor_kernels: Sequence[baseline.Kernel],
     ours_us: tuple[float, float],
     launches: int,
     moved: Traffic,
     device: DeviceInfo,
     times: Times,
 ) -> Expected:
-    """The prediction for kernels that take so long, and without computing, beside Inductor's."""
+    """The prediction for kernels that take so long, and without computing, versus Inductor's."""
     fused_us, idle_us = ours_us
-    apart_us = baseline.microseconds(others, device, times)
+    unfused_us = baseline.microseconds(inductor_kernels, device, times)
     return Expected(
         LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,
         fused_us,
-        apart_us,
-        apart_us,
+        unfused_us,
+        unfused_us,
         idle_us,
         launches,
-        sum(kernel.launches for kernel in others),
+        sum(kernel.launches for kernel in inductor_kernels),
         measured=device.name == H200.name,
     )
 
@@ -120,9 +121,9 @@ def check_size(facts: Facts, min_numel: int, is_pair: bool) -> None:
         raise Decline(DeclineReason.TOO_SMALL, f"reductions of {facts.numel} elements, fewer than {least}")
 
 
-def too_little(expected: Expected, over_slabs: bool) -> str | None:
-    """Why tiles and sums over slabs are left to Inductor; None if they are fused."""
-    if over_slabs and expected.launches_apart == 1:
+def too_little(expected: Expected, over_reduction_groups: bool) -> str | None:
+    """Why tiles and sums over reduction groups are left to Inductor; None if they are fused."""
+    if over_reduction_groups and expected.launches_apart == 1:
         return _less(expected, SURELY_SAVED)
     return _less(expected, 0.0 if expected.launches < expected.launches_apart else LEAST_SAVED)
 
@@ -130,21 +131,21 @@ def too_little(expected: Expected, over_slabs: bool) -> str | None:
 def veto(expected: Expected, facts: RowFacts, moved: Traffic, device: DeviceInfo) -> str | None:
     """Why reductions over rows are left to Inductor; None if they are fused. Pairs of reductions are, unless
     they were measured to take longer, whatever is predicted; sums alone have to save time by prediction."""
-    launches, apart = expected.launches, expected.launches_apart
+    launches, unfused = expected.launches, expected.launches_apart
     # H200, 64 rows, 240 in the batch, 49 common: 21 to 24 us by Inductor, 43 to 44 (four graphs; two others
     # took as long, and 6% less). 64x3145728, which one program adds up: 1781, 4540 (H100: 2146, 5672).
     if facts.loads.narrow and (facts.common if facts.levels else facts.rows <= device.num_sm):
         return ": loads are narrow, along a common axis or of few rows"
     # H200: 20 of 24 sums took up to 30% longer.
-    if launches >= apart and moved.copied and not facts.levels:
+    if launches >= unfused and moved.copied and not facts.levels:
         return ": tensors are copied, and no launch is spared"
     # H200, a learned temperature of a softmax, 16384x2048: 70 us by Inductor, 72 in bf16; 127, 132 in fp32.
-    if apart == 1 < launches:
+    if unfused == 1 < launches:
         return ": Inductor has one kernel for all of it"
-    if launches >= apart and moved.joined:
+    if launches >= unfused and moved.joined:
         return _less(expected, SURELY_SAVED)
     # H200, 64 rows, 16 in the batch, 16 columns: 6.8 to 7.0 us by Inductor, 7.7 to 7.9 in a launch more.
-    longer = LONGER if launches <= apart else 0.0
+    longer = LONGER if launches <= unfused else 0.0
     return _less(expected, -longer if facts.levels else LEAST_SAVED)
 
 
@@ -162,6 +163,6 @@ def check_saves(expected: Expected, why_not: str | None) -> None:
 
 
 def _both_times(expected: Expected) -> str:
-    ours, others = f"{expected.ours_us:.1f}", f"{expected.left_us:.1f}"
+    ours, left = f"{expected.ours_us:.1f}", f"{expected.left_us:.1f}"
     also = " and what they need to be written" if expected.outside_us else ""
-    return f"{ours} us predicted for mixorder's kernels{also}, {others} us for Inductor's"
+    return f"{ours} us predicted for mixorder's kernels{also}, {left} us for Inductor's"

@@ -29,8 +29,8 @@ from .device import H200, DeviceInfo
 from .facts import Facts
 from .finalisation import final, most_partials
 from .kernel_time import TIMES, Kind, Times
-from .plan import Launch, Layout, Order, Plan, Workspace, in_tiles, next_power_of_2
-from .predicted import Expected, beside
+from .plan import Launch, Layout, Plan, TileOrder, Workspace, in_tiles, next_power_of_2
+from .predicted import Expected, expected_versus
 from .producers import with_producers
 from .staged import pays, placing_us, saved_us, staged_of
 from .tile_facts import TileFacts, facts_of_tile, small_result
@@ -40,15 +40,15 @@ from .work import Work, computing
 # Figures of tiles and registers: 298, 643 and 691 tiles of 22 recipes (H200, 16384x4096 bf16).
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
 # Of a tile without reductions.
-ELEMENTS_TURNED = 32768
+ELEMENTS_TRANSPOSED = 32768
 MOST_ELEMENTS = 32768  # of whole blocks
 PER_THREAD = 64  # elements of a tile with little to compute, half as many with more
 MOST_PER_THREAD = 128  # of larger blocks of one tensor, and of no reductions, half as many of several tensors
 # Of one axis that is reduced, where nothing narrower than 2 bytes is stored: a tile has a column for each
 # lane of a warp at least, and a thread so many elements.
 PER_THREAD_OF_NORM = 16
-# Elements of a thread, up to which casts to one byte make words of columns. With 128, as 1x128 both ways has,
-# sm_90 gets the same instructions without this. For sm_100, ptxas spills 96 bytes instead of 64.
+# Elements of a thread, up to which casts to one byte make words of columns. With 128, as mixed-order 1x128
+# has, sm_90 gets the same instructions without this. For sm_100, ptxas spills 96 bytes instead of 64.
 MOST_WORDS = 64
 WARP_ROWS = 32  # that a warp loads; its threads have some of them each
 # Rows of tiles that follow one another in bands, and bytes of a row of tiles from which they do: where all
@@ -57,26 +57,26 @@ BAND, BAND_BYTES = 16, 4e6
 # Staged tiles with more to compute are 32x128 in bands of 8, in place of 64x64.
 BAND_STAGED = 8
 REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes
-TURNED_US = 0.14  # of a million elements that are exchanged for a transposed store
-TURNED = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
+TRANSPOSED_US = 0.14  # of a million elements that are exchanged for a transposed store
+TRANSPOSED_SHARE = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
 
 # Of blocks along columns, Inductor has so many elements at once at most, mostly one in a thread, and reduces
 # them apart from what it stores transposed. To combine an element with those of other threads and warps
 # takes so many instructions: machine code for sm_90, torch 2.13, a maximum of 64x1 has 26 for an element, of
 # 32x1 15 to 30, and of 1x64, along rows, 13 with a quotient and a cast.
-AT_ONCE, EXCHANGED = 64, 20
+AT_ONCE, COMBINE_INSTRUCTIONS = 64, 20
 
 
 def staged_results(program: LoopProgram, plan: Plan) -> dict[str, tuple[Axis, ...]]:
     """The results that a plan stages: by the buffer of each, its axes, innermost in memory first."""
-    axes, names = program.nests[0].axes, {one.result for one in plan.results}
+    axes, names = program.nests[0].axes, {workspace.result for workspace in plan.results}
     stores = (s for s in program.nests[0].body if isinstance(s, Store) and s.buffer in names)
     small = filter(None, (small_result(program, stmt, axes) for stmt in stores))
-    return {one.buffer: tuple(axes[place] for place in one.places) for one in small}
+    return {result.buffer: tuple(axes[place] for place in result.places) for result in small}
 
 
 def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
-    """The tile of a blocked program. Raises `Decline` for blocks that do not fit a program."""
+    """The tile of a tile-local program. Raises `Decline` for blocks that do not fit a program."""
     assert isinstance(facts, TileFacts)
     extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
     if math.prod(extents) > MOST_ELEMENTS:
@@ -96,8 +96,8 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
         extents = larger
     chosen = completed(extents, warps_of(extents, facts), facts, device)
     if chosen.results and not facts.light and (wide := _wide(facts, extents)) != extents:
-        other = completed(wide, warps_of(wide, facts), facts, device)
-        chosen = other if other.results else chosen
+        wider = completed(wide, warps_of(wide, facts), facts, device)
+        chosen = wider if wider.results else chosen
     return with_finalisation(chosen, facts, device)
 
 
@@ -113,7 +113,7 @@ def _wide(facts: TileFacts, extents: Sequence[int]) -> list[int]:
     """A tile with one block along the first axis instead of several, and more along the columns: each warp
     has whole blocks then, so that none waits for another one's."""
     wide = list(extents)
-    if len(wide) == 4 and facts.whole == {1, 3} and facts.tensors.turned:
+    if len(wide) == 4 and facts.whole == {1, 3} and facts.tensors.transposed:
         wide[0], wide[2] = 1, max(wide[2], min(wide[0] * wide[2], facts.sizes[2]))
     return wide
 
@@ -131,8 +131,8 @@ def _with_staging(plan: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
 def through_workspace(plan: Plan, facts: TileFacts) -> Plan:
     """A plan that stages the small results of which a tile has few that lie next to each other."""
     small = staged_of(facts.small, facts.sizes, plan.extents)
-    found = tuple(Workspace(one.buffer, one.placing_tile(facts.sizes)) for one in small)
-    return dataclasses.replace(plan, results=found)
+    workspaces = tuple(Workspace(result.buffer, result.placing_tile(facts.sizes)) for result in small)
+    return dataclasses.replace(plan, results=workspaces)
 
 
 def _free(facts: TileFacts, extents: Sequence[int]) -> int:
@@ -143,7 +143,7 @@ def _free(facts: TileFacts, extents: Sequence[int]) -> int:
 def _most(facts: TileFacts, run: int) -> int:
     """The elements up to which a tile grows whose shortest run in memory is of so many bytes."""
     if not facts.reductions:
-        return ELEMENTS_TURNED
+        return ELEMENTS_TRANSPOSED
     if not _roomy(facts):
         return ELEMENTS // 4 if facts.heavy else ELEMENTS // 2
     return ELEMENTS if run >= LINE else 2 * ELEMENTS
@@ -151,7 +151,7 @@ def _most(facts: TileFacts, run: int) -> int:
 
 def _roomy(facts: TileFacts) -> bool:
     """Whether a large tile is faster: with little to compute, and a reduction of blocks. With sums or maxima
-    of all rows alone, warps of a large tile wait for each other. H200, delayed scaling both ways, us with
+    of all rows alone, warps of a large tile wait for each other. H200, mixed-order delayed scaling, us with
     128x128 elements and with 64x64: 16384x4096 90.0 and 79.6, 4096x4096 30.5 and 27.1, 8192x28672 357 and
     263."""
     return facts.light and bool(facts.whole)
@@ -160,16 +160,16 @@ def _roomy(facts: TileFacts) -> bool:
 def _ordered(plan: Plan, facts: TileFacts) -> Plan:
     """A plan with the order of its tiles, and of the elements in a tile."""
     # A kernel without reductions follows the one that computes its scales, and reads the same tensor.
-    order = Order(backwards=not facts.reductions, grouped=_band(facts, plan.extents))
+    order = TileOrder(backwards=not facts.reductions, grouped=_band(facts, plan.extents))
     ordered = dataclasses.replace(plan, order=order)
     lanes, warps = WARP, plan.launch.num_warps
     if facts.of_norm:  # Triton spreads threads over all rows first
         return ordered
-    each, own = facts.per_access, math.prod(plan.extents) // (warps * lanes)
-    rows = max(1, min(own, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
+    each, elements = facts.per_access, math.prod(plan.extents) // (warps * lanes)
+    rows = max(1, min(elements, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, WARP_ROWS // rows) * each
-    limited = ordered.changed(max_registers=most_registers(facts, own))
-    return dataclasses.replace(limited, layout=Layout(rows, cols, own <= MOST_WORDS))
+    limited = ordered.changed(max_registers=most_registers(facts, elements))
+    return dataclasses.replace(limited, layout=Layout(rows, cols, elements <= MOST_WORDS))
 
 
 def _band(facts: TileFacts, extents: Sequence[int], band: int = BAND, least: float = BAND_BYTES) -> int:
@@ -239,61 +239,61 @@ def expected_of_tile(
     device: DeviceInfo,
     times: Times = TIMES,
 ) -> Expected:
-    """The prediction for a blocked program: it moves every tensor once. Inductor has a kernel for the blocks
-    along each axis, which reads its inputs and writes its results."""
+    """The prediction for a tile-local program: it moves every tensor once. Inductor has a kernel for the
+    blocks along each axis, which reads its inputs and writes its results."""
     nest = loops.nests[0]
     once = moved.read + moved.written + moved.workspace
     assert isinstance(facts, TileFacts)
-    again = facts.load_bytes * facts.numel if facts.row_axes else 0  # from L2, for values of whole rows
+    from_l2 = facts.load_bytes * facts.numel if facts.row_axes else 0  # from L2, for values of whole rows
     once += 2 * moved.joined
-    idle = Work(once, once + again)
+    idle = Work(once, once + from_l2)
     launch = times.start_us + times.fused.latency_us
-    exchanges = REDUCED_US * facts.reductions + TURNED_US * facts.tensors.turned
+    exchanges = REDUCED_US * facts.reductions + TRANSPOSED_US * facts.tensors.transposed
     exchanges *= facts.numel / 1e6 * H200.num_sm / (device.num_sm or H200.num_sm)
     staged, sizes, extents = 0, facts.sizes, plan.extents
     if plan.results:
-        staged = sum(one.num_bytes(sizes) for one in staged_of(facts.small, sizes, extents))
+        staged = sum(result.num_bytes(sizes) for result in staged_of(facts.small, sizes, extents))
         launch += placing_us(staged, device, times) - saved_us(facts.small, sizes, extents)
     if workspace := moved.workspace - staged:
         launch += times.launch_us * (not plan.results)  # they are one kernel
         launch += times.us(Kind.FINAL, Work(workspace, workspace), device)
     work = idle + computing(loops, nest, nest.body)
-    if loops.ahead is not None:
+    if loops.producer_nest is not None:
         launch += times.launch_us  # the mailbox is filled before
-        work += computing(loops, loops.ahead, loops.ahead.body)
+        work += computing(loops, loops.producer_nest, loops.producer_nest.body)
     ours_us = (
         launch + exchanges + times.us(Kind.POINTWISE, work, device),
         launch + times.us(Kind.POINTWISE, idle, device),
     )
-    return beside(kernels_of(lowered), ours_us, launches_of(loops), moved, device, times)
+    return expected_versus(kernels_of(lowered), ours_us, launches_of(loops), moved, device, times)
 
 
 def launches_of(loops: LoopProgram) -> int:
     """How many launches the loops take: what follows the first kernel is one."""
-    return 1 + (len(loops.nests) > 1) + (loops.ahead is not None)
+    return 1 + (len(loops.nests) > 1) + (loops.producer_nest is not None)
 
 
 def kernels_of(program: LoopProgram) -> list[baseline.Kernel]:
     """What Inductor has in a kernel each of a lowered program: the stores that need reductions over the same
     axes. What needs no reduction is stored by one of them."""
-    (nest,), parts = program.nests, dict[frozenset[sympy.Symbol], list[Store]]()
+    (nest,), stores_by_axes = program.nests, dict[frozenset[sympy.Symbol], list[Store]]()
     for store in (s for s in nest.body if isinstance(s, Store)):
         needed = Nest(nest.loops, closure(nest.body, [store]))
-        parts.setdefault(needed.reduced, []).append(store)
-    plain, found = parts.pop(frozenset(), []), list[baseline.Kernel]()
+        stores_by_axes.setdefault(needed.reduced, []).append(store)
+    plain, kernels = stores_by_axes.pop(frozenset(), []), list[baseline.Kernel]()
     casts = any(item == 1 for item, _ in facts_of_tile(program).tensors.chains)
-    for stores in list(parts.values()) or [[]]:
-        every = facts_of_tile(_part(program, [*plain, *stores]))
+    for stores in list(stores_by_axes.values()) or [[]]:
+        every = facts_of_tile(_subprogram(program, [*plain, *stores]))
         small = [s for s in stores if not is_full(s, nest.axes, nest.reduced)]
-        if apart := casts and every.orders > 1 and _block(every) <= AT_ONCE and bool(small):
-            found.append(_kernel_of(_part(program, small), casts))
+        if separate := casts and every.memory_orders > 1 and _block(every) <= AT_ONCE and bool(small):
+            kernels.append(_kernel_of(_subprogram(program, small), casts))
             stores = [s for s in stores if s not in small]
-        found.append(_kernel_of(_part(program, [*plain, *stores]), casts and not apart))
+        kernels.append(_kernel_of(_subprogram(program, [*plain, *stores]), casts and not separate))
         plain = []
-    return found
+    return kernels
 
 
-def _part(program: LoopProgram, stores: Sequence[Store]) -> LoopProgram:
+def _subprogram(program: LoopProgram, stores: Sequence[Store]) -> LoopProgram:
     """What some stores of a program of one nest need."""
     (nest,) = program.nests
     return dataclasses.replace(program, nests=(Nest(nest.loops, closure(nest.body, stores)),))
@@ -310,10 +310,10 @@ def _kernel_of(program: LoopProgram, combines: bool) -> baseline.Kernel:
     used = dict.fromkeys(s.buffer for s in nest.body if isinstance(s, Load | Store))
     moves = tuple(baseline.moved_once(program, used))
     along_rows = facts.whole <= {len(facts.sizes) - 1}
-    kind = Kind.POINTWISE if along_rows or facts.orders > 1 else Kind.COLUMNS
-    moved = sum(one.dram for one in moves) / (TURNED if facts.orders > 1 else 1.0)
+    kind = Kind.POINTWISE if along_rows or facts.memory_orders > 1 else Kind.COLUMNS
+    moved = sum(access.dram for access in moves) / (TRANSPOSED_SHARE if facts.memory_orders > 1 else 1.0)
     work = Work(moved, moved) + computing(program, nest, nest.body)
     if combines and not along_rows:
-        combined = EXCHANGED * facts.reductions / max(1.0, _block(facts) / AT_ONCE)
+        combined = COMBINE_INSTRUCTIONS * facts.reductions / max(1.0, _block(facts) / AT_ONCE)
         work += Work(0, 0, combined * facts.numel)
     return baseline.Kernel(kind, work, facts.numel // baseline.BLOCK + 1, 1, moves)

@@ -40,7 +40,7 @@ class Tensors:
     """Of each, the bytes of an element, and the places of the axes along which it is contiguous, innermost
     first."""
 
-    turned: int = 0
+    transposed: int = 0
     """Those that are stored in another order than the one that is loaded."""
 
     store_bytes: int = 0
@@ -49,7 +49,7 @@ class Tensors:
 
 @dataclasses.dataclass(frozen=True)
 class TileFacts(Facts):
-    """Facts of a blocked program."""
+    """Facts of a tile-local program."""
 
     sizes: tuple[int, ...] = ()
     """Of its axes, outermost first."""
@@ -64,7 +64,7 @@ class TileFacts(Facts):
     """How many there are."""
 
     row_axes: int = 0
-    """How many of the first axes are rows, where the kernel computes values of whole rows ahead; else 0."""
+    """How many of the first axes are rows, where producers compute values of whole rows; else 0."""
 
     small: tuple[Small, ...] = ()
     """The results that are no full tensors."""
@@ -72,7 +72,7 @@ class TileFacts(Facts):
     tensors: Tensors = Tensors()
 
     @property
-    def orders(self) -> int:
+    def memory_orders(self) -> int:
         """How many axes are innermost in some full tensor's memory."""
         return len({chain[0] for _, chain in self.tensors.chains})
 
@@ -94,7 +94,7 @@ class TileFacts(Facts):
 
 
 def facts_of_tile(program: LoopProgram) -> TileFacts:
-    """The facts of a blocked program."""
+    """The facts of a tile-local program."""
     nest = program.nests[0]
     axes, reduced, summed = nest.axes, nest.reduced, nest.summed
     sizes = tuple(int(axis.size) for axis in axes)
@@ -109,7 +109,10 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
     tensors = Tensors(
         loads=len(loads),
         chains=tuple(sorted(c for c in chains if c[1])),
-        turned=sum(all(_innermost(chain, own) not in own[:1] for chain in read) for own in stored),
+        transposed=sum(
+            all(_innermost(chain, store_chain) not in store_chain[:1] for chain in read)
+            for store_chain in stored
+        ),
         store_bytes=sum(program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Store)),
     )
     return TileFacts(
@@ -122,7 +125,7 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
         whole=frozenset(i for i, axis in enumerate(axes) if axis.symbol in reduced),
         summed=frozenset(i for i, axis in enumerate(axes) if axis in summed),
         reductions=sum(isinstance(s, Reduce | PartialAccumulate) for s in nest.body),
-        row_axes=row_axes_of(program.ahead, sizes),
+        row_axes=row_axes_of(program.producer_nest, sizes),
         small=tuple(filter(None, (small_result(program, s, axes) for s in stores))),
         tensors=tensors,
     )
@@ -132,8 +135,13 @@ def small_result(program: LoopProgram, store: Store, axes: Sequence[Axis]) -> Sm
     """What a store writes, if that is a result with fewer elements than the loops have points, all of which
     lie next to each other."""
     buffer, places = program.buffer(store.buffer), _chain(store, axes)
-    own = [i for i, axis in enumerate(axes) if axis.symbol in store.index.free_symbols]
-    if buffer.role is not BufferRole.OUTPUT or len(own) < 2 or sorted(places) != own or len(own) == len(axes):
+    indexed = [i for i, axis in enumerate(axes) if axis.symbol in store.index.free_symbols]
+    if (
+        buffer.role is not BufferRole.OUTPUT
+        or len(indexed) < 2
+        or sorted(places) != indexed
+        or len(indexed) == len(axes)
+    ):
         return None
     return Small(buffer.name, buffer.dtype.itemsize, places)
 
@@ -146,9 +154,9 @@ def _innermost(chain: Sequence[int], among: Sequence[int]) -> int:
 
 def _chain(stmt: Load | Store, axes: Sequence[Axis]) -> tuple[int, ...]:
     """The places of the axes along which an access is contiguous, innermost first."""
-    found, stride = list[int](), 1
+    places, stride = list[int](), 1
     by_stride = {int(stride_along(stmt.index, axis.symbol)): i for i, axis in enumerate(axes)}
-    while (place := by_stride.get(stride)) is not None and place not in found:
-        found.append(place)
+    while (place := by_stride.get(stride)) is not None and place not in places:
+        places.append(place)
         stride *= int(axes[place].size)
-    return tuple(found)
+    return tuple(places)

@@ -19,10 +19,10 @@ FEWEST = 72
 MUCH, MOST = 24, 56
 
 
-def most_registers(facts: TileFacts, own: int) -> int:
-    """The most that a thread with `own` elements gets; 0 where the compiler decides."""
-    if own > MANY and facts.reductions:
+def most_registers(facts: TileFacts, elements: int) -> int:
+    """The most that a thread with so many `elements` gets; 0 where the compiler decides."""
+    if elements > MANY and facts.reductions:
         return REGISTERS_OF_MANY
-    if facts.light or not facts.tensors.turned:
+    if facts.light or not facts.tensors.transposed:
         return 0
-    return FEWEST if own <= FEW and MUCH <= facts.instructions <= MOST else 0
+    return FEWEST if elements <= FEW and MUCH <= facts.instructions <= MOST else 0

@@ -86,10 +86,10 @@ class Access:
     `l2`: bytes of sectors for all tiles.
     `requests`, `instructions`, `lines`: as of `Work`.
     `tiled`: elements of an access over rows and columns.
-    `turned`: those that lie next to each other along the rows only, at least two of them in an access.
+    `transposed`: those that lie next to each other along the rows only, at least two of them in an access.
     `width`: bytes of a thread's access.
-    `start`: the offset of its first element. Accesses from different ones are of different parts of a tensor,
-    such as those of a `split`; of pieces, which are read where a predicate holds, it is 0.
+    `start`: the offset of its first element. Accesses from different ones are of different slices of a
+    tensor, such as those of a `split`; of pieces, which are read where a predicate holds, it is 0.
     """
 
     buffer: str
@@ -99,17 +99,17 @@ class Access:
     requests: float = 0.0
     instructions: float = 0.0
     tiled: float = 0.0
-    turned: float = 0.0
+    transposed: float = 0.0
     width: int = ACCESS
     lines: float = 0.0
     start: int = 0
 
 
-def against(found: Iterable[Access]) -> float:
+def in_minority_order(accesses: Iterable[Access]) -> float:
     """The elements of tiles whose order in memory is not that of most: rows or columns next to each other."""
-    found = list(found)
-    turned = sum(a.turned for a in found)
-    return min(turned, sum(a.tiled for a in found) - turned)
+    accesses = list(accesses)
+    transposed = sum(a.transposed for a in accesses)
+    return min(transposed, sum(a.tiled for a in accesses) - transposed)
 
 
 def accesses(
@@ -120,27 +120,29 @@ def accesses(
     shifted: bool = False,
 ) -> list[Access]:
     """The accesses of a nest's statements, with `tile` = (rows, columns) of its loops over both. The
-    workspace and the mailbox are left out. `shifted`: by the program's phase, so that all that are over both
-    start at a boundary."""
+    workspace and the mailbox are left out. `shifted`: by the program's alignment, so that all that are over
+    both start at a boundary."""
     row, col = program.tile_axes
-    found = []
+    nest_accesses = []
     for stmt in statements:
         if isinstance(stmt, Load | Store):
             buffer = program.buffer(stmt.buffer)
             if buffer.role in (BufferRole.INPUT, BufferRole.OUTPUT):
-                one = _access(program, nest, buffer, stmt, (row, col), tile, shifted)
+                access = _access(program, nest, buffer, stmt, (row, col), tile, shifted)
                 if shifted and {row.symbol, col.symbol} <= stmt.index.free_symbols:
-                    requests = one.touched / ACCESS
-                    one = dataclasses.replace(
-                        one, requests=requests, instructions=one.instructions * requests / one.requests
+                    requests = access.touched / ACCESS
+                    access = dataclasses.replace(
+                        access,
+                        requests=requests,
+                        instructions=access.instructions * requests / access.requests,
                     )
-                found.append(one)
-    return found
+                nest_accesses.append(access)
+    return nest_accesses
 
 
-def full_inputs(program: LoopProgram, found: Iterable[Access]) -> set[str]:
+def full_inputs(program: LoopProgram, accesses: Iterable[Access]) -> set[str]:
     """The tensors over rows and columns that some accesses read."""
-    names = {a.buffer for a in found if a.tiled}
+    names = {a.buffer for a in accesses if a.tiled}
     return {name for name in names if program.buffer(name).role is BufferRole.INPUT}
 
 
@@ -153,24 +155,24 @@ def computing(
     values = (s for s in nest.statements if isinstance(s, Load | Compute | Reduce))
     words = {s.name: max(1, s.dtype.itemsize // 4) for s in values}
     everywhere = {axis.symbol for axis in nest.axes}
-    found, branches, reduced = 0.0, 0.0, set[tuple[Any, ...]]()
+    instructions, branches, reduced = 0.0, 0.0, set[tuple[Any, ...]]()
     for stmt in statements:
         if isinstance(stmt, Compute):
             wide = max(words.get(name, 1) for name in (stmt.name, *operands(stmt)))
             each = cost_of(stmt, wide, is_by_row(stmt, deps, nest))
             inside = deps[stmt.name] if hoisted or not deps[stmt.name] else everywhere
-            found += each * _extent(program, nest, inside)
+            instructions += each * _extent(program, nest, inside)
             if stmt.op.removeprefix("libdevice_") in BRANCHING and stmt.args not in reduced:
                 reduced.add(stmt.args)
                 branches += _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Reduce):
             each = 1 if stmt.peak is None else IN_A_LOOP
-            found += each * _extent(program, nest, deps[stmt.value.name])
+            instructions += each * _extent(program, nest, deps[stmt.value.name])
         elif isinstance(stmt, PartialAccumulate):
             each = COMPENSATED if stmt.compensated else 1 if stmt.peak is None else PRICES[RELATIVE]
             each = MOMENTS if stmt.moments else each
-            found += each * _extent(program, nest, deps[stmt.value.name])
-    return Work(0, 0, found, branches=branches)
+            instructions += each * _extent(program, nest, deps[stmt.value.name])
+    return Work(0, 0, instructions, branches=branches)
 
 
 def _extent(program: LoopProgram, nest: Nest, symbols: Iterable[sympy.Symbol]) -> int:
@@ -232,9 +234,9 @@ def _access(
     )
 
 
-def _all_parts(program: LoopProgram, buffer: Buffer, parts: Sequence[float]) -> float:
-    """Bytes of all parts of a tensor."""
-    return max(max(parts), min(sum(parts), _footprint(program, buffer) * buffer.dtype.itemsize))
+def _bytes_of_slices(program: LoopProgram, buffer: Buffer, slice_bytes: Sequence[float]) -> float:
+    """Bytes of all slices of a tensor."""
+    return max(max(slice_bytes), min(sum(slice_bytes), _footprint(program, buffer) * buffer.dtype.itemsize))
 
 
 def _footprint(program: LoopProgram, buffer: Buffer) -> int:
@@ -243,21 +245,23 @@ def _footprint(program: LoopProgram, buffer: Buffer) -> int:
     return 1 + sum((program.hint(size) - 1) * program.hint(stride) for size, stride in pairs)
 
 
-def total(program: LoopProgram, found: Iterable[Access]) -> Work:
-    """The work of all accesses; of each part of a tensor, device memory moves what the largest of them needs,
-    and of all parts no more than there is."""
-    found = list(found)
-    parts: dict[str, dict[int, float]] = {}
-    for one in found:
-        starts = parts.setdefault(one.buffer, {})
-        starts[one.start] = max(starts.get(one.start, 0.0), one.dram)
-    once = {b: _all_parts(program, program.buffer(b), list(starts.values())) for b, starts in parts.items()}
+def total(program: LoopProgram, accesses: Iterable[Access]) -> Work:
+    """The work of all accesses; of each slice of a tensor, device memory moves what the largest of them
+    needs, and of all slices no more than there is."""
+    accesses = list(accesses)
+    slices: dict[str, dict[int, float]] = {}
+    for access in accesses:
+        starts = slices.setdefault(access.buffer, {})
+        starts[access.start] = max(starts.get(access.start, 0.0), access.dram)
+    once = {
+        b: _bytes_of_slices(program, program.buffer(b), list(starts.values())) for b, starts in slices.items()
+    }
     return Work(
         sum(once.values()),
-        sum(one.l2 for one in found),
-        sum(one.instructions for one in found),
-        sum(one.requests for one in found),
-        sum(one.lines for one in found),
+        sum(access.l2 for access in accesses),
+        sum(access.instructions for access in accesses),
+        sum(access.requests for access in accesses),
+        sum(access.lines for access in accesses),
     )
 
 
@@ -318,5 +322,5 @@ def _lines(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], item: int, do
         for extent, (axis, size), most in zip(tile, sizes, along[::-1] if down else along, strict=True)
     )
     places = offsets(index, sizes, (shape[0], shape[1]))
-    found = len({at * item // LINE for at in places})
-    return max(0.0, found - len(set(places)) * item / LINE) / len(places)
+    lines = len({at * item // LINE for at in places})
+    return max(0.0, lines - len(set(places)) * item / LINE) / len(places)

@@ -11,12 +11,12 @@ import pkgutil
 from .strategy import Strategy
 
 
-def found() -> tuple[Strategy, ...]:
+def discover() -> tuple[Strategy, ...]:
     """The strategies that the modules of this package define, in the order in which they are tried."""
-    modules = (importlib.import_module(f"{__name__}.{one.name}") for one in pkgutil.iter_modules(__path__))
+    modules = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
     values = (value for module in modules for value in vars(module).values())
     every = dict.fromkeys(value for value in values if isinstance(value, Strategy))
     return tuple(sorted(every, key=lambda strategy: strategy.rank))
 
 
-STRATEGIES = found()
+STRATEGIES = discover()

@@ -10,7 +10,7 @@ from ..codegen.persistent import persistent_kernel
 from ..schedule import persistent
 from ..schedule.device import DeviceInfo
 from ..schedule.facts import RowFacts
-from ..schedule.persistent_space import PersistentSpace
+from ..schedule.persistent_search_space import PersistentSearchSpace
 from ..schedule.plan import Plan
 from .strategy import Strategy
 
@@ -27,6 +27,6 @@ PERSISTENT = Strategy(
     rank=20,
     choose=persistent.choose,
     starts=_more_spills,
-    space=PersistentSpace,
+    search_space=PersistentSearchSpace,
     generate=functools.partial(generate, persistent_kernel),
 )

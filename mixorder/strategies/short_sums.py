@@ -9,7 +9,7 @@ from ..ir.program import LoopProgram
 from ..schedule import persistent
 from ..schedule.device import DeviceInfo
 from ..schedule.facts import RowFacts
-from ..schedule.persistent_space import PersistentSpace
+from ..schedule.persistent_search_space import PersistentSearchSpace
 from ..schedule.plan import Plan
 from ..transform.short_sums import without_compensation
 from .persistent import PERSISTENT
@@ -41,7 +41,7 @@ SHORT_SUMS = dataclasses.replace(
     rank=40,
     choose=_choose_few_rows,
     starts=lambda facts, device, split_size: iter(()),
-    space=lambda facts, device, start, _: PersistentSpace(facts, device, start, pinned=True),
+    search_space=lambda facts, device, start, _: PersistentSearchSpace(facts, device, start, pinned=True),
     applies=_has_known_rows,
     transform=lambda merged, device: without_compensation(merged),
 )

@@ -14,7 +14,7 @@ from ..schedule.device import DeviceInfo
 from ..schedule.facts import Facts, facts_of
 from ..schedule.plan import Plan
 from ..schedule.predicted import Expected, expected
-from ..schedule.space import Space
+from ..schedule.search_space import SearchSpace
 
 Choose = Callable[[Any, DeviceInfo, int], Plan]
 """From facts, a device and rows per program (0: the best number); raises `Decline`."""
@@ -27,7 +27,7 @@ class Strategy:
     Strategies with a lower `rank` are tried first. `applies` raises `Decline` for a merged program that
     cannot be run in this way. `transform` makes the loops for a device, which then have `form`. `place` does
     what depends on the plan: it adds buffers of its sizes. `starts` are plans that a search begins from, in
-    addition to the chosen one; `space` has those near one. `generate` writes the kernels of loops that
+    addition to the chosen one; `search_space` has those near one. `generate` writes the kernels of loops that
     `place` returned, in the order of their launches. `predict` gives the times of loops, and of Inductor's
     kernels for the loops as lowered. `in_place`: whether an output of loops may reuse the memory of an input
     that is read before.
@@ -38,7 +38,7 @@ class Strategy:
     choose: Choose
     generate: Callable[[LoopProgram, Plan, str], tuple[KernelSource, ...]]
     starts: Callable[[Any, DeviceInfo, int], Iterator[Plan]] = lambda facts, device, split_size: iter(())
-    space: Callable[[Any, DeviceInfo, Plan, bool], Space] = lambda *args: Space(*args[:3])
+    search_space: Callable[[Any, DeviceInfo, Plan, bool], SearchSpace] = lambda *args: SearchSpace(*args[:3])
     applies: Callable[[LoopProgram], None] = lambda program: None
     transform: Callable[[LoopProgram, DeviceInfo], LoopProgram] = lambda program, device: program
     form: Form = Form.MERGED
@@ -49,13 +49,13 @@ class Strategy:
     predict: Callable[..., Expected] = expected
 
     @property
-    def blocked(self) -> bool:
-        """Whether it runs programs whose reductions end within blocks or slabs; it then runs no others."""
-        return self.form is Form.BLOCKED or self.over_slabs
+    def tile_local(self) -> bool:
+        """Whether it runs programs of tile-local reductions, or over reduction groups, and no others."""
+        return self.form is Form.TILE_LOCAL or self.over_reduction_groups
 
     @property
-    def over_slabs(self) -> bool:
-        return self.form in (Form.SLABS, Form.WHOLE_SLABS)
+    def over_reduction_groups(self) -> bool:
+        return self.form in (Form.TWO_PASS, Form.WHOLE_GROUPS)
 
     def title(self, plan: Plan) -> str:
         """The strategy with what a plan determines, such as `cooperative, 8 programs to a row`."""

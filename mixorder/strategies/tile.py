@@ -12,21 +12,21 @@ from ..ir.verify import Form
 from ..schedule import tile
 from ..schedule.device import DeviceInfo
 from ..transform.producers import with_producers
-from ..transform.same_bits import same_bits_sooner
-from ..transform.sooner import compute_sooner
+from ..transform.register_scheduling import schedule_for_registers
+from ..transform.same_bits import simplify_exactly
 from ..transform.staged import staged
 from ..transform.tile_split import split_spanning
 from .strategy import Strategy
 
 
 def _ends_within_blocks(program: LoopProgram) -> None:
-    if not program.blocked or program.over_slabs:
+    if not program.tile_local or program.over_reduction_groups:
         raise Decline(DeclineReason.AXIS_CLASS, "a reduction spans more than a tile")
 
 
 def _transformed(program: LoopProgram, device: DeviceInfo) -> LoopProgram:
     divided = split_spanning(with_producers(program))
-    return compute_sooner(same_bits_sooner(divided, device.saturates, device.runs_ptx))
+    return schedule_for_registers(simplify_exactly(divided, device.saturates, device.runs_ptx))
 
 
 TILE = Strategy(
@@ -36,7 +36,7 @@ TILE = Strategy(
     generate=functools.partial(generate, tile_kernel),
     applies=_ends_within_blocks,
     transform=_transformed,
-    form=Form.BLOCKED,
+    form=Form.TILE_LOCAL,
     facts=tile.facts_of_tile,
     place=lambda loops, plan: staged(loops, tile.staged_results(loops, plan)),
     in_place=lambda loops: False,  # a value is exchanged between threads before it is stored

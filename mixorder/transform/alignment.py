@@ -10,10 +10,10 @@ from __future__ import annotations
 import sympy
 
 from ..ir.hardware import ACCESS
-from ..ir.program import AlignmentPhase, AxisClass, Load, LoopProgram
+from ..ir.program import AxisClass, Load, LoopProgram, RowAlignment
 
 
-def alignment_phase(program: LoopProgram) -> AlignmentPhase | None:
+def row_alignment(program: LoopProgram) -> RowAlignment | None:
     """That of a merged program's rows; None if all start alike, or if no one shift aligns all full tiles."""
     row, last = program.tile_axes
     if program.axis(AxisClass.BATCH) is not None or not last.size.is_number:
@@ -35,5 +35,5 @@ def alignment_phase(program: LoopProgram) -> AlignmentPhase | None:
     if any((edge * size) % ACCESS != 0 for edge, size in zip(edges, sizes, strict=True)):
         return None
     smallest = min(b.dtype.itemsize for b in buffers)
-    phase = AlignmentPhase(int(stride), ACCESS // smallest)
-    return phase if phase.period > 1 else None
+    alignment = RowAlignment(int(stride), ACCESS // smallest)
+    return alignment if alignment.period > 1 else None

@@ -31,10 +31,10 @@ def check_divisible(program: LoopProgram) -> None:
         "columns": col is not None and col.size.is_number,
         "no reduction along a row": not any(col and col.symbol in nest.reduced for nest in program.nests),
         "no batch axis": program.axis(AxisClass.BATCH) is None,
-        "rows that all start alike": program.phase is None,
+        "rows that all start alike": program.alignment is None,
     }
     if not all(missing.values()):
-        needed = next(name for name, found in missing.items() if not found)
+        needed = next(name for name, holds in missing.items() if not holds)
         raise GainsNothing(DeclineReason.ROW_TOO_WIDE, f"blocks of columns need {needed}")
 
 
@@ -49,18 +49,20 @@ def in_blocks(program: LoopProgram, width: int) -> LoopProgram:
         """An index by block and column."""
         return index.xreplace({col.symbol: batch.symbol * within.size + col.symbol})
 
-    def buffer(one: Buffer) -> Buffer:
+    def buffer(whole: Buffer) -> Buffer:
         """A workspace has the same layout, as (splits, blocks, columns of a block)."""
-        if one.role is not BufferRole.WORKSPACE:
-            return one
-        shape, stride = (one.shape[0], batch.size, within.size), (one.stride[0], within.size, sympy.S.One)
-        return dataclasses.replace(one, shape=shape, stride=stride)
+        if whole.role is not BufferRole.WORKSPACE:
+            return whole
+        shape, stride = (whole.shape[0], batch.size, within.size), (whole.stride[0], within.size, sympy.S.One)
+        return dataclasses.replace(whole, shape=shape, stride=stride)
 
-    def nest(one: Nest) -> Nest:
+    def nest(whole: Nest) -> Nest:
         """Blocks are the outermost loop."""
-        loops = (batch, *(within if axis == col else axis for axis in one.loops))
-        preamble, body = (tuple(reindexed(s, index) for s in part) for part in (one.preamble, one.body))
-        return dataclasses.replace(one, loops=loops, preamble=preamble, body=body)
+        loops = (batch, *(within if axis == col else axis for axis in whole.loops))
+        preamble, body = (
+            tuple(reindexed(s, index) for s in statements) for statements in (whole.preamble, whole.body)
+        )
+        return dataclasses.replace(whole, loops=loops, preamble=preamble, body=body)
 
     buffers, nests = tuple(map(buffer, program.buffers)), tuple(map(nest, program.nests))
     return dataclasses.replace(program, buffers=buffers, nests=nests)

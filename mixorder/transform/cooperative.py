@@ -56,8 +56,8 @@ def check_shareable(program: LoopProgram) -> None:
         "a reduction whose result is the same for all rows": any(row not in deps[s.name] for s in reductions),
         "a workspace in float64": any(b.dtype == torch.float64 for b in program.role(BufferRole.WORKSPACE)),
     }
-    for what, found in obstacles.items():
-        if found:
+    for what, present in obstacles.items():
+        if present:
             raise Decline(DeclineReason.ROW_TOO_WIDE, f"programs cannot share a row that has {what}")
 
 
@@ -68,8 +68,8 @@ def slots_of(parts: int) -> int:
 
 def cut_into_phases(program: LoopProgram) -> LoopProgram:
     """Cut the main nest into phases. Accumulations run in the last one, where their operands are known."""
-    main, *others = program.nests
-    return dataclasses.replace(program, nests=(_Phases(main).rebuilt(), *others))
+    main, *rest = program.nests
+    return dataclasses.replace(program, nests=(_Phases(main).rebuilt(), *rest))
 
 
 def with_mailbox(program: LoopProgram, parts: int, rows: int) -> LoopProgram:

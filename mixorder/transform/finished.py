@@ -42,19 +42,19 @@ def finished(program: LoopProgram) -> LoopProgram:
 def _after(program: LoopProgram, final: Nest, taken: set[str]) -> list[Statement]:
     """The statements of a finalisation of one split, which reduces nothing. Names in `taken` are changed."""
     workspaces = {b.name for b in program.role(BufferRole.WORKSPACE)}
-    named, found = dict[str, str](), list[Statement]()
+    named, statements = dict[str, str](), list[Statement]()
     for stmt in final.statements:
         if isinstance(stmt, Reduce):
             named[stmt.name] = named[stmt.value.name]  # of one element
             continue
         used = {name: named[name] for name in operands(stmt)}
         if isinstance(stmt, Store):
-            found.append(dataclasses.replace(stmt, value=Ref(used[stmt.value.name])))
+            statements.append(dataclasses.replace(stmt, value=Ref(used[stmt.value.name])))
             continue
         assert isinstance(stmt, Load | Compute), stmt
         named[stmt.name] = f"{stmt.name}.after" if stmt.name in taken else stmt.name
         if isinstance(stmt, Load) and stmt.buffer in workspaces:
-            found.append(Accumulated(named[stmt.name], stmt.buffer, stmt.index, stmt.dtype))
+            statements.append(Accumulated(named[stmt.name], stmt.buffer, stmt.index, stmt.dtype))
         else:
-            found.append(renamed(stmt, named[stmt.name], used))
-    return found
+            statements.append(renamed(stmt, named[stmt.name], used))
+    return statements

@@ -47,7 +47,7 @@ def _above_stores(program: LoopProgram) -> Iterator[str]:
     """Names of the fp32 and fp64 values that such stores of the main nest are computed from, with no
     reduction in between."""
     main = program.nests[0]
-    exact = {b.name for b in program.buffers if b.dtype in _EXACT and not b.widened}
+    exact = {b.name for b in program.buffers if b.dtype in _EXACT and not b.kept_fp32}
     values = {s.name: s for s in main.statements if isinstance(s, Compute)}
     todo = [s.value.name for s in main.body if isinstance(s, Store) and s.buffer in exact]
     seen: set[str] = set()

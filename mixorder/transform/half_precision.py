@@ -22,7 +22,7 @@ _Halves = frozenset[torch.dtype]
 def without_rounding(stmt: Statement, scope: Scope) -> list[Statement]:
     """A statement that takes a float32 itself in place of one that is rounded to half precision, where that
     changes nothing."""
-    others = dict[str, Ref]()
+    replacements = dict[str, Ref]()
     for name in operands(stmt):
         value = scope.values[name]
         while is_op(value, "to_dtype", torch.float32) and isinstance(value.args[0], Ref):
@@ -32,8 +32,8 @@ def without_rounding(stmt: Statement, scope: Scope) -> list[Statement]:
             if halves_of(half.args[0].name, scope) != {half.dtype}:
                 break
             value = scope.values[half.args[0].name]
-            others[name] = Ref(value.name)
-    return [reading(stmt, others)] if others else []
+            replacements[name] = Ref(value.name)
+    return [reading(stmt, replacements)] if replacements else []
 
 
 def halves_of(name: str, scope: Scope) -> _Halves:
@@ -47,13 +47,17 @@ def halves_of(name: str, scope: Scope) -> _Halves:
         return frozenset()
     if stmt.op == ROUNDED:
         return frozenset({torch.bfloat16})
-    own = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
+    operand_names = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
     if stmt.op == "to_dtype":
-        return HALVES & {scope.values[one].dtype for one in own}
+        return HALVES & {scope.values[operand].dtype for operand in operand_names}
     if stmt.op not in _SELECTING | _WHOLE:
         return frozenset()
-    found = [halves_of(one, scope) for one in own[stmt.op == "where" :] if not _is_small(one, scope)]
-    return _Halves().union(*found) if all(found) else frozenset()
+    halves = [
+        halves_of(operand, scope)
+        for operand in operand_names[stmt.op == "where" :]
+        if not _is_small(operand, scope)
+    ]
+    return _Halves().union(*halves) if all(halves) else frozenset()
 
 
 def _is_small(name: str, scope: Scope) -> bool:

@@ -16,20 +16,22 @@ from ..ir.in_place import why_not
 from ..ir.program import BufferRole, LoopProgram
 
 
-def reuse_in_place(program: LoopProgram, dead: Collection[str], alone: Collection[str] = ()) -> LoopProgram:
-    """Give each output but those in `alone` the memory of the first of the `dead` inputs that suits it and is
-    not yet reused."""
-    over = _over(program, tuple(dead), tuple(alone))
+def reuse_in_place(
+    program: LoopProgram, dead: Collection[str], excluded: Collection[str] = ()
+) -> LoopProgram:
+    """Give each output but those in `excluded` the memory of the first of the `dead` inputs that suits it and
+    is not yet reused."""
+    over = _over(program, tuple(dead), tuple(excluded))
     buffers = tuple(dataclasses.replace(b, over=over.get(b.name)) for b in program.buffers)
     return dataclasses.replace(program, buffers=buffers)
 
 
 @functools.lru_cache(maxsize=256)
-def _over(program: LoopProgram, dead: tuple[str, ...], alone: tuple[str, ...]) -> dict[str, str]:
+def _over(program: LoopProgram, dead: tuple[str, ...], excluded: tuple[str, ...]) -> dict[str, str]:
     """The outputs, by name, and the inputs whose memory they reuse: the same for all regions with equal
     loops, but for the values of constants, which do not matter here."""
     over: dict[str, str] = {}
-    for output in (b for b in program.role(BufferRole.OUTPUT) if b.name not in alone):
+    for output in (b for b in program.role(BufferRole.OUTPUT) if b.name not in excluded):
         for source in program.role(BufferRole.INPUT):
             free = source.name in dead and source.name not in over.values()
             if free and why_not(program, output, source) is None:

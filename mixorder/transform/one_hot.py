@@ -29,8 +29,8 @@ def sum_one_hot(program: LoopProgram) -> LoopProgram:
 def _without_loop(stmt: Statement, scope: Scope) -> list[Compute]:
     columns = {a.symbol: a.size for a in scope.nest.loops if a.kind is AxisClass.COLUMN and a.size.is_number}
     if isinstance(stmt, Reduce) and stmt.kind.compensable and stmt.dtype.is_floating_point:
-        column, *others = stmt.axes
-        if not others and column in columns:
+        column, *rest = stmt.axes
+        if not rest and column in columns:
             return _sum(scope, stmt, column, int(columns[column]))
     return []
 
@@ -43,10 +43,10 @@ def _sum(scope: Scope, reduce: Reduce, column: sympy.Symbol, count: int) -> list
         return []
     places = {s.name for s in cone if s.op == "index_expr" and s.args[0] == column}  # type: ignore[union-attr]
     rest: list[Compute] = [s for s in cone if s.name not in places]  # type: ignore[misc]
-    found = [(s, other) for s in rest if (other := _compared(s, places, deps, column)) is not None]
-    if len(found) != 1:
+    comparisons = [(s, other) for s in rest if (other := _compared(s, places, deps, column)) is not None]
+    if len(comparisons) != 1:
         return []
-    ((equal, label),) = found
+    ((equal, label),) = comparisons
     rest.remove(equal)
     dtype = scope.values[label.name].dtype
     here, elsewhere = (
@@ -65,8 +65,8 @@ def _compared(
     """What a statement compares the column's index with, if that is the same for all columns."""
     if stmt.op != "eq" or not all(isinstance(a, Ref) for a in stmt.args):
         return None
-    others = [a for a in stmt.args if a.name not in places]
-    return others[0] if len(others) == 1 and column not in deps[others[0].name] else None
+    labels = [a for a in stmt.args if a.name not in places]
+    return labels[0] if len(labels) == 1 and column not in deps[labels[0].name] else None
 
 
 def _of_column(
@@ -100,14 +100,14 @@ def _replaced(arg: Any, known: Mapping[str, Ref]) -> Any:
 
 
 def _total(
-    reduce: Reduce, label: Ref, integer: torch.dtype, one: Ref, other: Ref, count: int
+    reduce: Reduce, label: Ref, integer: torch.dtype, on_value: Ref, off_value: Ref, count: int
 ) -> list[Compute]:
-    """`one` and `count - 1` times `other` where `label` is a column, and `count` times `other` elsewhere."""
+    """`on_value + (count - 1) * off_value` where `label` is a column, and `count * off_value` elsewhere."""
     step = Steps(reduce.name, reduce.dtype)
     least = step("least", "ge", label, step.constant("zero", 0, integer), dtype=BOOL)
     most = step("most", "lt", label, step.constant("count", count, integer), dtype=BOOL)
     inside = step("inside", "and_", least, most, dtype=BOOL)
-    rest = step("rest", "mul", other, step.constant("others", float(count - 1)))
-    every = step("every", "mul", other, step.constant("all", float(count)))
-    step("", "where", inside, step("whole", "add", one, rest), every)
+    rest = step("rest", "mul", off_value, step.constant("others", float(count - 1)))
+    every = step("every", "mul", off_value, step.constant("all", float(count)))
+    step("", "where", inside, step("whole", "add", on_value, rest), every)
     return step.made

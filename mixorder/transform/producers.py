@@ -2,7 +2,7 @@
 
 Other programs of the same kernel compute them, a few rows each, and store them in a mailbox. They come before
 the tiles of these rows, so that a tile seldom waits, and finds in L2 what they have read.
-Takes a blocked program as lowered, with one nest; returns it with a second one, `ahead`.
+Takes a tile-local program as lowered, with one nest; returns it with a second one, `producer_nest`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COLUMN = sympy.Symbol("c", integer=True, nonnegative=True)
 
 
 def with_producers(program: LoopProgram) -> LoopProgram:
-    """Move each reduction over whole rows to the programs ahead, and what is computed from these alone.
+    """Move each reduction over whole rows to the producers, and what is computed from these alone.
     Raises `Decline` where one depends on another, is in no float32, or reads what does not lie row by row."""
     nest = program.nests[0]
     reductions = [s for s in nest.body if isinstance(s, Reduce) and _is_over_rows(s, nest)]
@@ -56,19 +56,19 @@ def with_producers(program: LoopProgram) -> LoopProgram:
     size = outer.size * len(values) + 1  # the last word counts programs
     mailbox = Buffer(MAILBOX, BufferRole.MAILBOX, torch.int32, (size,), (sympy.S.One,), fill=EMPTY)
     place, groups = flat(rows), [(rows, outer), (columns, inner)]
-    ahead = [_joined(stmt) for stmt in along_one(closure(nest.body, values), groups)]
+    producer_body = [_joined(stmt) for stmt in along_one(closure(nest.body, values), groups)]
     body = list(nest.body)
     for i, value in enumerate(values):
         first = i * outer.size
         slot = f"{value.name}.slot"
-        ahead.append(Store(MAILBOX, _ROW + first, Ref(value.name)))
+        producer_body.append(Store(MAILBOX, _ROW + first, Ref(value.name)))
         at = body.index(value)
         body[at : at + 1] = [Load(slot, MAILBOX, place + first, torch.int32), _value(value.name, slot)]
     return dataclasses.replace(
         program,
         buffers=(*program.buffers, mailbox),
         nests=(Nest(nest.loops, live(body)),),
-        ahead=Nest((outer, inner), tuple(ahead)),
+        producer_nest=Nest((outer, inner), tuple(producer_body)),
     )
 
 
@@ -76,16 +76,16 @@ def _values(nest: Nest, reductions: Sequence[Reduce]) -> list[Reduce | Compute]:
     """What the tiles need: values of rows that are computed from reductions, such as their means, if they are
     no more than these. A tile would divide once more for each of its rows, in each thread."""
     deps = nest.dependence()
-    found: dict[str, Reduce | Compute] = {r.name: r for r in reductions}
+    known: dict[str, Reduce | Compute] = {r.name: r for r in reductions}
     for stmt in nest.body:
         if not isinstance(stmt, Compute) or stmt.dtype != torch.float32 or index_symbols(stmt):
             continue
         names = set(operands(stmt))
-        if names & found.keys() and all(deps[n] <= deps[reductions[0].name] for n in names):
-            found[stmt.name] = stmt
-    users = [s for s in nest.body if not (isinstance(s, Value) and s.name in found)]
+        if names & known.keys() and all(deps[n] <= deps[reductions[0].name] for n in names):
+            known[stmt.name] = stmt
+    users = [s for s in nest.body if not (isinstance(s, Value) and s.name in known)]
     needed = {name for s in users for name in operands(s)}
-    values = [value for name, value in found.items() if name in needed]
+    values = [value for name, value in known.items() if name in needed]
     return values if len(values) <= len(reductions) else list(reductions)
 
 
@@ -98,13 +98,17 @@ def _is_over_rows(stmt: Reduce, nest: Nest) -> bool:
 
 def _check(reductions: Sequence[Reduce], nest: Nest) -> None:
     names = {r.name for r in reductions}
-    for one in reductions:
-        if set(one.axes) != set(reductions[0].axes):
-            raise Decline(DeclineReason.AXIS_CLASS, "reductions over rows of several lengths", one.name)
-        if one.dtype != torch.float32:
-            raise Decline(DeclineReason.UNSUPPORTED_DTYPE, "a value of a whole row is not float32", one.name)
-        if any(name in names for s in closure(nest.body, [one]) for name in operands(s)):
-            raise Decline(DeclineReason.AXIS_CLASS, "a reduction over rows depends on another one", one.name)
+    for reduction in reductions:
+        if set(reduction.axes) != set(reductions[0].axes):
+            raise Decline(DeclineReason.AXIS_CLASS, "reductions over rows of several lengths", reduction.name)
+        if reduction.dtype != torch.float32:
+            raise Decline(
+                DeclineReason.UNSUPPORTED_DTYPE, "a value of a whole row is not float32", reduction.name
+            )
+        if any(name in names for s in closure(nest.body, [reduction]) for name in operands(s)):
+            raise Decline(
+                DeclineReason.AXIS_CLASS, "a reduction over rows depends on another one", reduction.name
+            )
 
 
 def _as_one(symbol: sympy.Symbol, axes: Sequence[Axis], kind: AxisClass) -> Axis:

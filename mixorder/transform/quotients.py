@@ -1,10 +1,10 @@
 """Divide by a block's value with its reciprocal, which is computed once per block.
 
-CUDA's division of float32 has some 17 instructions and a call, in each thread and for each element. Blocked
-programs need its bits, which are eager's. With `r` as the reciprocal and `q` as the product, both rounded,
-the remainder `s q - a` is exact, and `q - r (s q - a)` is rounded as the quotient is. The 23,259,273 pairs of
-mantissas were tried whose quotient is nearer than 2 / s units to the middle between two float32; further from
-it, the error of the correction is too small. Numbers of bfloat16 need no correction if the quotient is
+CUDA's division of float32 has some 17 instructions and a call, in each thread and for each element.
+Tile-local programs need its bits, which are eager's. With `r` as the reciprocal and `q` as the product, both
+rounded, the remainder `s q - a` is exact, and `q - r (s q - a)` is rounded as the quotient is. The 23,259,273
+pairs of mantissas were tried whose quotient is nearer than 2 / s units to the middle between two float32;
+further from it, the error of the correction is too small. Numbers of bfloat16 need none if the quotient is
 rounded to bfloat16, whose middles are further away.
 
 That holds for divisors of a known range (`_bounds`) and, with a correction, for dividends from 2**-102 on. A
@@ -46,19 +46,19 @@ _Bounds = tuple[float, float]
 
 
 def divide_by_blocks(stmt: Statement, scope: Scope) -> list[Statement]:
-    """In a blocked program, a product and a correction in place of a quotient of float32. Another quotient is
-    stated as what it is there: `div_rn`."""
-    if not scope.program.blocked or not is_op(stmt, "truediv", torch.float32):
+    """In a tile-local program, a product and a correction in place of a quotient of float32. Another quotient
+    is stated as what it is there: `div_rn`."""
+    if not scope.program.tile_local or not is_op(stmt, "truediv", torch.float32):
         return []
-    name, found = stmt.args[1].name, list[Statement]()
-    others = (s for s in scope.users[name] if is_op(s, "truediv", torch.float32) and s.args[1].name == name)
-    if any(scope.deps[name] < scope.deps[one.name] for one in others):
+    name, statements = stmt.args[1].name, list[Statement]()
+    users = (s for s in scope.users[name] if is_op(s, "truediv", torch.float32) and s.args[1].name == name)
+    if any(scope.deps[name] < scope.deps[user.name] for user in users):
         divisor = _Divisor.of(name, scope)
-        found += [] if name in scope.made else divisor.computed()
+        statements += [] if name in scope.made else divisor.computed()
         scope.made.add(name)
         if quotient := _quotient(stmt, divisor, scope):
-            return [*found, *quotient]
-    return [*found, dataclasses.replace(stmt, op="div_rn")]
+            return [*statements, *quotient]
+    return [*statements, dataclasses.replace(stmt, op="div_rn")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,32 +107,32 @@ class _Divisor:
 
 def _quotient(stmt: Compute, divisor: _Divisor, scope: Scope) -> list[Compute]:
     """A quotient by its divisor's reciprocal; empty where that may have other bits."""
-    halves = all(halves_of(one.name, scope) == {torch.bfloat16} for one in stmt.args)
+    halves = all(halves_of(arg.name, scope) == {torch.bfloat16} for arg in stmt.args)
     rounded = halves and all(is_op(user, "to_dtype", torch.bfloat16) for user in scope.users[stmt.name])
     if not (rounded and divisor.in_range) and not _is_coarse(stmt.name, scope):
         return []
-    found, dividend = list[Compute](), stmt.args[0]
+    statements, dividend = list[Compute](), stmt.args[0]
     if not divisor.in_range:
-        found = [Compute(f"{stmt.name}.scaled", "mul", (dividend, divisor.power), (), stmt.dtype)]
-        dividend = Ref(found[0].name)
+        statements = [Compute(f"{stmt.name}.scaled", "mul", (dividend, divisor.power), (), stmt.dtype)]
+        dividend = Ref(statements[0].name)
     if rounded:
-        return [*found, dataclasses.replace(stmt, op="mul", args=(dividend, divisor.inverse))]
+        return [*statements, dataclasses.replace(stmt, op="mul", args=(dividend, divisor.inverse))]
     args = (dividend, divisor.scaled, divisor.inverse)
-    return [*found, dataclasses.replace(stmt, op=CORRECTED, args=args)]
+    return [*statements, dataclasses.replace(stmt, op=CORRECTED, args=args)]
 
 
 def _is_coarse(name: str, scope: Scope) -> bool:
     """Whether nothing tells an inexact quotient from zero, or a huge one from infinity: what is computed from
     it is cast to dtypes, added to numbers or compared with numbers that are the same for both."""
-    found = [name]
-    for one in found:
-        for user in scope.users[one]:
+    values = [name]
+    for value in values:
+        for user in scope.users[value]:
             if not isinstance(user, Compute):
                 return False
-            if not _ends(user, one, scope):
-                if not _passes(user, one, scope):
+            if not _ends(user, value, scope):
+                if not _passes(user, value, scope):
                     return False
-                found += [user.name] if user.name not in found else []
+                values += [user.name] if user.name not in values else []
     return True
 
 
@@ -140,11 +140,11 @@ def _ends(user: Compute, name: str, scope: Scope) -> bool:
     """Whether a statement gives the same for a number near zero as for zero, and for huge ones."""
     if user.op in ("to_dtype", "isnan"):
         return user.op == "isnan" or _least(user.dtype) > _INEXACT
-    others = [scope.constant(arg) for arg in user.args if arg != Ref(name)]
-    if len(others) != 1 or others[0] is None:
+    numbers = [scope.constant(arg) for arg in user.args if arg != Ref(name)]
+    if len(numbers) != 1 or numbers[0] is None:
         return False
     least = _INEXACT if user.op in _COMPARISONS else _FAR if user.op in ("add", "sub") else math.inf
-    return least <= abs(others[0]) <= _HUGE
+    return least <= abs(numbers[0]) <= _HUGE
 
 
 def _passes(user: Compute, name: str, scope: Scope) -> bool:
@@ -163,10 +163,10 @@ def _is_whole(arg: Ref, scope: Scope) -> bool:
         return number % 1 == 0
     if not isinstance(stmt, Compute) or stmt.op in _WHOLE:
         return isinstance(stmt, Compute)
-    own = [one for one in stmt.args if isinstance(one, Ref)]
-    if stmt.op == "to_dtype" and not scope.values[own[0].name].dtype.is_floating_point:
+    refs = [ref for ref in stmt.args if isinstance(ref, Ref)]
+    if stmt.op == "to_dtype" and not scope.values[refs[0].name].dtype.is_floating_point:
         return True
-    return stmt.op in ("to_dtype", "neg", "maximum", "minimum") and all(_is_whole(one, scope) for one in own)
+    return stmt.op in ("to_dtype", "neg", "maximum", "minimum") and all(_is_whole(ref, scope) for ref in refs)
 
 
 def _least(dtype: torch.dtype) -> float:
@@ -189,13 +189,13 @@ def _bounds(name: str, scope: Scope) -> _Bounds | None:
     if stmt.op == "constant":
         number = float(stmt.args[0])
         return (number, number) if 0 < number < math.inf else None
-    own = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
+    operand_names = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
     if stmt.op == "abs":
-        return _of_numbers(*(halves_of(own[0], scope) or {stmt.dtype}))
-    found = [_bounds(one, scope) for one in own]
-    known = [one for one in found if one is not None]
+        return _of_numbers(*(halves_of(operand_names[0], scope) or {stmt.dtype}))
+    bounds = [_bounds(operand, scope) for operand in operand_names]
+    known = [pair for pair in bounds if pair is not None]
     lows, highs = [low for low, _ in known], [high for _, high in known]
-    every = bool(known) and len(known) == len(found)
+    every = bool(known) and len(known) == len(bounds)
     if stmt.op == "maximum" and (floors := [b[0] for b in known if b[0] == b[1]]):
         return max(floors), max(highs) if every else _LARGEST
     if not every:
@@ -213,4 +213,4 @@ def _bounds(name: str, scope: Scope) -> _Bounds | None:
 def _of_numbers(*dtypes: torch.dtype) -> _Bounds:
     """The same of all numbers of some dtypes."""
     limits = [torch.finfo(dtype) for dtype in dtypes]
-    return min(one.smallest_normal * one.eps for one in limits), max(one.max for one in limits)
+    return min(limit.smallest_normal * limit.eps for limit in limits), max(limit.max for limit in limits)

@@ -19,14 +19,14 @@ from ..ir.program import (
     depth_of,
     operands,
 )
-from .alignment import alignment_phase
+from .alignment import row_alignment
 
 
 def reorder(program: LoopProgram) -> LoopProgram:
     """The program with the statements of its nest over rows in order."""
     main, *finals = program.nests
     program = dataclasses.replace(program, nests=(_hoisted(arranged(main)), *finals))
-    return dataclasses.replace(program, phase=alignment_phase(program))
+    return dataclasses.replace(program, alignment=row_alignment(program))
 
 
 def arranged(nest: Nest) -> Nest:

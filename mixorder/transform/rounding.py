@@ -32,6 +32,6 @@ def _columns(scope: Scope) -> set[sympy.Symbol]:
     """The axes along which a tile has columns: the last one of a tile without a column axis."""
     loops = [axis for axis in scope.nest.loops if axis.kind is not AxisClass.SPLIT]
     kinds = AxisClass.COLUMN, AxisClass.COMMON
-    found = {axis.symbol for axis in loops if axis.kind in kinds and axis.size != 1}
-    alone = [axis for axis in loops[-1:] if axis.kind is AxisClass.BATCH and axis.size != 1]
-    return found or {axis.symbol for axis in alone if len(loops) > 1}
+    columns = {axis.symbol for axis in loops if axis.kind in kinds and axis.size != 1}
+    batch_axes = [axis for axis in loops[-1:] if axis.kind is AxisClass.BATCH and axis.size != 1]
+    return columns or {axis.symbol for axis in batch_axes if len(loops) > 1}

@@ -14,7 +14,7 @@ from .saturation import round_last, without_clamp
 from .single_precision import divide_in_float32
 
 
-def same_bits_sooner(program: LoopProgram, saturates: bool, runs_ptx: bool) -> LoopProgram:
+def simplify_exactly(program: LoopProgram, saturates: bool, runs_ptx: bool) -> LoopProgram:
     """A program whose statements are not in order yet. `saturates`: whether a device's casts to float8 do.
     `runs_ptx`: whether it is of NVIDIA."""
     rules: list[Rule] = [without_rounding, round_last, divide_in_float32, multiply_by_reciprocals]

@@ -48,12 +48,12 @@ def round_last(stmt: Statement, scope: Scope) -> list[Statement]:
         return []
     value, bounds = scope.values[stmt.args[0].name], list[tuple[str, Ref]]()
     while isinstance(value, Compute) and value.op in _BOUNDS:
-        one, other = value.args if scope.constant(value.args[1]) is not None else value.args[::-1]
-        number = scope.constant(other)
+        operand, bound = value.args if scope.constant(value.args[1]) is not None else value.args[::-1]
+        number = scope.constant(bound)
         if number is None or number % 1:
             return []
-        bounds.append((value.op, other))
-        value = scope.values[one.name]
+        bounds.append((value.op, bound))
+        value = scope.values[operand.name]
     if not bounds or not is_op(value, "round", torch.float32):
         return []
     step, clamped = Steps(stmt.name, torch.float32), value.args[0]

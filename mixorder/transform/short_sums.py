@@ -14,7 +14,7 @@ from ..ir.program import LoopProgram, PartialAccumulate
 
 def without_compensation(program: LoopProgram) -> LoopProgram:
     """The program with plain sums. Raises `GainsNothing` where no sum is compensated."""
-    main, *others = program.nests
+    main, *rest = program.nests
     body = [s for s in main.body if isinstance(s, PartialAccumulate)]
     if not any(s.compensated for s in body):
         raise GainsNothing(DeclineReason.ROW_TOO_WIDE, "no sum over rows is compensated")
@@ -22,4 +22,4 @@ def without_compensation(program: LoopProgram) -> LoopProgram:
         dataclasses.replace(s, compensated=False) if isinstance(s, PartialAccumulate) else s
         for s in main.body
     )
-    return dataclasses.replace(program, nests=(dataclasses.replace(main, body=tuple(plain)), *others))
+    return dataclasses.replace(program, nests=(dataclasses.replace(main, body=tuple(plain)), *rest))

@@ -42,10 +42,10 @@ def _rounded_quotient(stmt: Compute, scope: Scope) -> _Quotient | None:
     if is_op(value, "truediv", torch.float64):
         return _quotient(scope.constant(value.args[0]), value.args[1], scope, twice=False)
     if is_op(value, "mul", torch.float64):
-        for one, other in (value.args, value.args[::-1]):
-            inverse = scope.values[one.name]
+        for factor, dividend in (value.args, value.args[::-1]):
+            inverse = scope.values[factor.name]
             if is_op(inverse, "reciprocal", torch.float64):
-                return _quotient(scope.constant(other), inverse.args[0], scope, twice=True)
+                return _quotient(scope.constant(dividend), inverse.args[0], scope, twice=True)
     return None
 
 
@@ -55,13 +55,13 @@ def _quotient(dividend: float | None, divisor: Ref, scope: Scope, twice: bool) -
         return None
     least, value = None, scope.values[divisor.name]
     if is_op(value, "maximum", torch.float64):
-        one, other = value.args
-        if (least := scope.constant(one)) is None:
-            one, other = other, one
-            least = scope.constant(one)
+        bound, operand = value.args
+        if (least := scope.constant(bound)) is None:
+            bound, operand = operand, bound
+            least = scope.constant(bound)
         if least is None or not 0 < least < math.inf:
             return None
-        value = scope.values[other.name]
+        value = scope.values[operand.name]
     if not is_op(value, "to_dtype", torch.float64) or scope.values[value.args[0].name].dtype != torch.float32:
         return None
     if least is None:

@@ -54,8 +54,8 @@ def split_outer(program: LoopProgram) -> LoopProgram:
     buffers, finals, body = list(program.buffers), list[Nest](), dict[Statement, None]()
     loops = tuple(sorted((*program.nests[0].loops, SPLIT), key=lambda axis: _ORDER.index(axis.kind)))
     for nest in program.nests:
-        own = nest.body
-        if outers := [s for s in own if isinstance(s, Reduce) and row.symbol in s.axes]:
+        statements = nest.body
+        if outers := [s for s in statements if isinstance(s, Reduce) and row.symbol in s.axes]:
             relative = [r for r in outers if r.peak is not None]
             if relative and program.axis(AxisClass.COMMON) is not None:
                 detail = "sums of exponentials along an axis that the inner reduction reduces too"
@@ -66,9 +66,9 @@ def split_outer(program: LoopProgram) -> LoopProgram:
             partials, final, spaces = divided(nest, outers, kept, compensated)
             buffers += spaces
             finals.append(arranged(final))
-            roots = sorted(partials.values(), key=lambda one: one.peak is None)  # before the maxima
-            own = closure(own, roots)
-        body |= dict.fromkeys(arranged(Nest(loops, own)).body)
+            roots = sorted(partials.values(), key=lambda partial: partial.peak is None)  # before the maxima
+            statements = closure(statements, roots)
+        body |= dict.fromkeys(arranged(Nest(loops, statements)).body)
     return dataclasses.replace(program, buffers=tuple(buffers), nests=(Nest(loops, tuple(body)), *finals))
 
 
@@ -90,7 +90,7 @@ def divided(
 
 def _is_stored_in_fp32(program: LoopProgram, nest: Nest, reduce: Reduce) -> bool:
     stores = (s for s in nest.body if isinstance(s, Store))
-    exact = {b.name for b in program.buffers if b.dtype == torch.float32 and not b.widened}
+    exact = {b.name for b in program.buffers if b.dtype == torch.float32 and not b.kept_fp32}
     return reduce.dtype == torch.float32 and any(
         store.buffer in exact and reduce in closure(nest.body, [store]) for store in stores
     )
@@ -130,9 +130,9 @@ def _final_nest(
 def _relative_to_all(partial: Load, peak: str) -> list[Compute]:
     """A program's sum of exponentials, relative to the maximum of all programs instead of its own: nothing
     where its elements are all minus infinity, and NaN as in eager mode where those of all programs are."""
-    own, dtype, name = Ref(f"{peak}.partial"), partial.dtype, partial.name
+    partial_peak, dtype, name = Ref(f"{peak}.partial"), partial.dtype, partial.name
     return [
-        Compute(f"{name}.difference", "sub", (own, Ref(peak)), (), dtype),
+        Compute(f"{name}.difference", "sub", (partial_peak, Ref(peak)), (), dtype),
         Compute(f"{name}.factor", "exp", (Ref(f"{name}.difference"),), (), dtype),
         Compute(f"{name}.scaled", "mul", (Ref(name), Ref(f"{name}.factor")), (), dtype),
     ]

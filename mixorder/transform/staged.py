@@ -1,8 +1,8 @@
 """Small results of a tile through a workspace, in which a tile's elements of them are whole sectors.
 
 The first kernel stores them with another axis innermost. A nest for each then copies it to its place; all of
-these are one kernel (`codegen.staged`). `schedule.staged` says when this pays. Takes a blocked program, and
-returns it with these nests behind the others.
+these are one kernel (`codegen.staged`). `schedule.staged` says when this pays. Takes a tile-local program,
+and returns it with these nests behind the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def staged(program: LoopProgram, results: Mapping[str, tuple[Axis, ...]]) -> Loo
     """The program with some results staged: by the buffer of each, its axes, innermost in memory first."""
     if not results:
         return program
-    main, *others = program.nests
+    main, *rest = program.nests
     body, spaces, copies = list[Statement](), list[Buffer](), list[Nest]()
     for stmt in main.body:
         if not isinstance(stmt, Store) or stmt.buffer not in results:
@@ -45,7 +45,7 @@ def staged(program: LoopProgram, results: Mapping[str, tuple[Axis, ...]]) -> Loo
         spaces.append(space)
         copies.append(copy)
         body.append(store)
-    nests = (dataclasses.replace(main, body=tuple(body)), *others, *copies)
+    nests = (dataclasses.replace(main, body=tuple(body)), *rest, *copies)
     return dataclasses.replace(program, buffers=(*program.buffers, *spaces), nests=nests)
 
 
@@ -55,16 +55,16 @@ def _through_workspace(
     """The workspace of a result whose axes are these, innermost first; the store to it, and the copy."""
     dtype, numel = program.buffer(store.buffer).dtype, sympy.prod(axis.size for axis in axes)
     inner = Axis(_INNER, axes[0].size, AxisClass.BATCH)
-    others = Axis(_OTHERS, sympy.prod(axis.size for axis in axes[1:]), AxisClass.BATCH)
+    outer = Axis(_OTHERS, sympy.prod(axis.size for axis in axes[1:]), AxisClass.BATCH)
     space = Buffer(f"stage{number}", BufferRole.WORKSPACE, dtype, (numel,), (sympy.S.One,))
     value = f"{store.buffer}.staged"
     start = store.index.xreplace({axis.symbol: sympy.S.Zero for axis in axes})
     copy = (
-        Load(value, space.name, _INNER * others.size + _OTHERS, dtype),
+        Load(value, space.name, _INNER * outer.size + _OTHERS, dtype),
         Store(store.buffer, start + _OTHERS * inner.size + _INNER, Ref(value)),
     )
     return (
         space,
         Store(space.name, flat([axes[0], *reversed(axes[1:])]), store.value),
-        Nest((inner, others), copy),
+        Nest((inner, outer), copy),
     )

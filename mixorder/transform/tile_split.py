@@ -1,8 +1,8 @@
 """Sums over all rows beside blocks that end within a tile, such as a bias gradient beside the casts.
 
 Each program reduces the rows of its tile, and writes a partial result for each of its columns. Takes a
-blocked program as lowered, with one nest; returns it with a second one, the finalisation, which reduces the
-partials.
+tile-local program as lowered, with one nest; returns it with a second one, the finalisation, which reduces
+the partials.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ def split_spanning(program: LoopProgram) -> LoopProgram:
     main = [partials.get(s.name, s) if isinstance(s, Reduce) else s for s in nest.body]
     main = [s for s in main if s not in stores]
     # They follow one another in all its tensors.
-    one = Axis(columns[-1].symbol, sympy.prod(axis.size for axis in columns), AxisClass.COLUMN)
-    body = along_one(final.body, [(columns, one)])
+    column = Axis(columns[-1].symbol, sympy.prod(axis.size for axis in columns), AxisClass.COLUMN)
+    body = along_one(final.body, [(columns, column)])
     return dataclasses.replace(
         program,
         buffers=(*program.buffers, *spaces),
-        nests=(Nest((SPLIT, *nest.loops), _early(live(main))), Nest((one, SPLIT), body)),
+        nests=(Nest((SPLIT, *nest.loops), _early(live(main))), Nest((column, SPLIT), body)),
     )
 
 
 def _early(body: Sequence[Statement]) -> tuple[Statement, ...]:
     """The statements with each sum, and what only it needs, right behind its other operands, which are then
     not held until the end. RMSNorm's backward and both MXFP8 casts: 117 registers of a thread, and 96."""
-    found = list(body)
+    statements = list(body)
     for stmt in [s for s in body if isinstance(s, PartialAccumulate)]:
-        roots = [s for s in found if isinstance(s, Store | PartialAccumulate) and s is not stmt]
-        shared = set(closure(found, roots))
-        own = [s for s in closure(found, [stmt]) if s not in shared]
-        needed = {name for s in own for name in operands(s)}
-        rest = [s for s in found if s not in own]
+        roots = [s for s in statements if isinstance(s, Store | PartialAccumulate) and s is not stmt]
+        shared = set(closure(statements, roots))
+        private = [s for s in closure(statements, [stmt]) if s not in shared]
+        needed = {name for s in private for name in operands(s)}
+        rest = [s for s in statements if s not in private]
         last = max((i for i, s in enumerate(rest) if isinstance(s, Value) and s.name in needed), default=-1)
-        found = [*rest[: last + 1], *own, *rest[last + 1 :]]
-    return tuple(found)
+        statements = [*rest[: last + 1], *private, *rest[last + 1 :]]
+    return tuple(statements)

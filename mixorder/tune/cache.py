@@ -2,7 +2,7 @@
 
 A file is data: it is parsed, checked field by field against the schedule that it may replace, and otherwise
 ignored and rewritten. Nothing in it is ever unpickled or run. The caller checks whether its schedule is legal
-for the region (`Space.legal`).
+for the region (`SearchSpace.legal`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from ..schedule.plan import Plan
-from .search import Beside, Candidate, Tuning
+from .search import Candidate, Tuning, VersusInductor
 
 FORMAT = 4  # of the files; a file of another format is foreign
 
 
-def key_of(parts: Mapping[str, Any]) -> str:
-    """sha256 of everything that a winner depends on; the parts must be plain data."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+def key_of(values: Mapping[str, Any]) -> str:
+    """sha256 of everything that a winner depends on; the values must be plain data."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def keys(folder: Path | None) -> tuple[str, ...]:
@@ -77,8 +77,8 @@ def _parsed(text: str, key: str, templates: Mapping[str, Plan]) -> tuple[Candida
     data = json.loads(text, parse_constant=_no_number)
     if (data["format"], data["key"]) != (FORMAT, key):
         raise ValueError("not a winner of this format and key")
-    beside = Beside(1.0, 1.0) if data["tuning"]["beside"] is not None else None
-    tuning = _like(Tuning(1.0, 1.0, 1, 1.0, beside), data["tuning"])
+    versus = VersusInductor(1.0, 1.0) if data["tuning"]["beside"] is not None else None
+    tuning = _like(Tuning(1.0, 1.0, 1, 1.0, versus), data["tuning"])
     schedule = _like(templates[data["variant"]], data["schedule"])
     return Candidate(data["variant"], schedule), dataclasses.replace(tuning, from_cache=True)
 

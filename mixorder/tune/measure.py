@@ -24,10 +24,10 @@ from ..codegen.source import KernelSource
 from ..inductor.config import triton_cache_dir
 from ..inductor.stock import compile_as_shipped
 from ..ir.program import NUM_SPLITS, BufferRole, LoopProgram
-from ..rewrite.alone import Alone
+from ..rewrite.standalone import Standalone
 from ..strategies.strategy import Chosen
 from .compile import compile_all, job_of
-from .search import Beside, Candidate
+from .search import Candidate, VersusInductor
 from .timing import Captured, capture, flush_bytes, time_in_turns
 
 K = TypeVar("K", bound=Hashable)
@@ -36,7 +36,7 @@ T = TypeVar("T")
 SETTLE_S = 0.05  # replays before the first sample
 SAMPLES_S = 1.0  # limit on the samples of one call; long kernels get fewer
 
-alone_on_gpu: Callable[[], AbstractContextManager[object]] = nullcontext
+exclusive_gpu: Callable[[], AbstractContextManager[object]] = nullcontext
 """Entered for all that runs on the GPU, but not to compile. Where processes share a GPU, one that waits."""
 
 
@@ -54,15 +54,19 @@ class NotComparable(Exception):
 
 class Bench:
     """Times the candidates of one region. `ways`: strategies and loops by variant, with common buffers.
-    `alone`: the region's nodes, for Inductor; None where they are not compared.
+    `standalone`: the region's nodes, for Inductor; None where they are not compared.
 
     Raises `NotEnoughMemory`, and RuntimeError where CUDA fails.
     """
 
     def __init__(
-        self, ways: Mapping[str, Chosen], label: str, device: torch.device, alone: Alone | None = None
+        self,
+        ways: Mapping[str, Chosen],
+        label: str,
+        device: torch.device,
+        standalone: Standalone | None = None,
     ) -> None:
-        self.ways, self.label, self.device, self.alone = ways, label, device, alone
+        self.ways, self.label, self.device, self.standalone = ways, label, device, standalone
         self.inductors: Captured[Any] | None = None
         self.tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self.target: tuple[str, int | str, int] | None = None
@@ -73,25 +77,25 @@ class Bench:
 
         def times() -> dict[Candidate, float]:
             compiled = self._compiled(candidates)
-            with alone_on_gpu():
+            with exclusive_gpu():
                 return self._times(self._graphs(compiled), reps)
 
         return self._on_device(times)
 
-    def beside_inductor(self, candidate: Candidate, reps: int) -> Beside:
+    def versus_inductor(self, candidate: Candidate, reps: int) -> VersusInductor:
         """Microseconds of a candidate and of Inductor's kernels for the same nodes and inputs, in turns.
 
         Raises `NotComparable` where Inductor's do not compile or run.
         """
 
-        def in_turns() -> Beside:
+        def in_turns() -> VersusInductor:
             compiled = self._compiled([candidate])
             if self.inductors is None:
                 self.inductors = self._inductors()
-            with alone_on_gpu():
+            with exclusive_gpu():
                 ours = self._graphs(compiled)[candidate]
                 times = self._times({"ours": ours, "Inductor's": self.inductors.graph}, reps)
-            return Beside(times["ours"], times["Inductor's"])
+            return VersusInductor(times["ours"], times["Inductor's"])
 
         return self._on_device(in_turns)
 
@@ -114,12 +118,12 @@ class Bench:
 
     def _inductors(self) -> Captured[Any]:
         """Inductor's kernels for the region's nodes, captured."""
-        assert self.alone is not None
-        named = [(i.name, i.dtype, i.shape, i.stride) for i in self.alone.inputs]
+        assert self.standalone is not None
+        named = [(i.name, i.dtype, i.shape, i.stride) for i in self.standalone.inputs]
         likes = [(dtype, shape, stride) for _, dtype, shape, stride in named]
         try:
-            compiled = compile_as_shipped(self.alone.module(), likes, self.device)
-            with alone_on_gpu():
+            compiled = compile_as_shipped(self.standalone.module(), likes, self.device)
+            with exclusive_gpu():
                 step = functools.partial(compiled, [self._made(*like, filled=True) for like in named])
                 step()  # Inductor chooses among its kernels' configurations
                 return capture(step, torch.cuda.Stream())
@@ -145,8 +149,8 @@ class Bench:
         jobs = {
             (c, s): job_of(self.ways[c.variant].loops, s, self.target) for c in sources for s in sources[c]
         }
-        found = compile_all(list(jobs.values()), triton_cache_dir(self.device.index or 0))
-        pairs = {c: [(s, found.get(jobs[c, s])) for s in sources[c]] for c in candidates}
+        compiled = compile_all(list(jobs.values()), triton_cache_dir(self.device.index or 0))
+        pairs = {c: [(s, compiled.get(jobs[c, s])) for s in sources[c]] for c in candidates}
         return {c: pair for c, pair in pairs.items() if all(kernel is not None for _, kernel in pair)}
 
     def _graphs(self, compiled: Compiled) -> dict[Candidate, torch.cuda.CUDAGraph]:
@@ -179,13 +183,13 @@ class Bench:
     def _copies(self, candidate: Candidate) -> list[Callable[[], None]]:
         """Functions that copy the inputs that the kernels read in other strides than the graph states."""
         loops = self.ways[candidate.variant].loops
-        found: list[Callable[[], None]] = []
-        for like in self.alone.inputs if self.alone else ():
+        copies: list[Callable[[], None]] = []
+        for like in self.standalone.inputs if self.standalone else ():
             read = self._tensor(loops, like.name, candidate.schedule.splits)
             stated = self._made(like.name, like.dtype, like.shape, like.stride, filled=True)
             if stated is not read:
-                found.append(functools.partial(read.copy_, stated))
-        return found
+                copies.append(functools.partial(read.copy_, stated))
+        return copies
 
     def _launch(self, candidate: Candidate, source: KernelSource, kernel: Any) -> Callable[[], None]:
         program = self.ways[candidate.variant].loops
@@ -233,8 +237,8 @@ class Bench:
         assert self.flush is not None
         if not graphs:
             return {}
-        found = time_in_turns(graphs, self.flush, reps, seconds=SAMPLES_S, settle_s=SETTLE_S)
-        return {key: statistics.median(samples) for key, samples in found.items()}
+        timings = time_in_turns(graphs, self.flush, reps, seconds=SAMPLES_S, settle_s=SETTLE_S)
+        return {key: statistics.median(samples) for key, samples in timings.items()}
 
 
 def _in_order(launches: Sequence[Callable[[], None]]) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ..schedule.plan import Plan
-from ..schedule.space import Space
+from ..schedule.search_space import SearchSpace
 
 MOST = 28  # candidates timed for one region
 ROUND_GAIN = 1.01  # a round that gains less is the last one
@@ -32,7 +32,7 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
+class VersusInductor:
     """Microseconds of a candidate, and of Inductor's kernels for the same nodes, timed in turns."""
 
     fused_us: float
@@ -52,7 +52,7 @@ class Tuning:
     best_us: float
     candidates: int
     seconds: float
-    beside: Beside | None = None
+    beside: VersusInductor | None = None
     from_cache: bool = False
 
     @property
@@ -66,8 +66,8 @@ class Tuning:
             inductor = f"Inductor {self.beside.inductor_us:.1f} us"
             gain = f"not fused: {self.beside.fused_us:.1f} us, {inductor}" if self.not_fused else gain
             gain += "" if self.not_fused else f", {inductor}"
-        again = ", taken from the cache" if self.from_cache else ""
-        return f"{gain}, {self.candidates} candidates in {self.seconds:.1f} s{again}"
+        origin = ", taken from the cache" if self.from_cache else ""
+        return f"{gain}, {self.candidates} candidates in {self.seconds:.1f} s{origin}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Outcome:
 
 Measure = Callable[[Sequence[Candidate], int], Mapping[Candidate, float]]
 """Takes candidates and a number of samples; returns microseconds of those that can run, timed in turns."""
-MeasureBeside = Callable[[Candidate, int], Beside]
+MeasureVersus = Callable[[Candidate, int], VersusInductor]
 """Takes a candidate and a number of samples; times it and Inductor's kernels in turns."""
 
 
-def search(spaces: Mapping[str, Space], measure: Measure, most: int = MOST) -> Outcome:
+def search(spaces: Mapping[str, SearchSpace], measure: Measure, most: int = MOST) -> Outcome:
     """The fastest candidate of the spaces, by variant; the first space's start is the heuristic's.
 
     A candidate replaces the start only if it is faster by `MARGIN` each time that both are timed again, so
@@ -123,33 +123,33 @@ def search(spaces: Mapping[str, Space], measure: Measure, most: int = MOST) -> O
     return Outcome(best, first_us, first_us if best == first else best_us, len(seen))
 
 
-def beside_inductor(measure: MeasureBeside, best: Candidate) -> Beside:
+def versus_inductor(measure: MeasureVersus, best: Candidate) -> VersusInductor:
     """The times of the fastest candidate and of Inductor's kernels. Inductor's have to be faster each time
     that both are timed; of several results this is the one that says most for fusing."""
-    found: list[Beside] = []
-    while len(found) < DUELS and (not found or found[-1].inductor_us < found[-1].fused_us):
-        found.append(measure(best, FINAL_REPS))
-    return min(found, key=lambda one: one.fused_us / one.inductor_us)
+    duels: list[VersusInductor] = []
+    while len(duels) < DUELS and (not duels or duels[-1].inductor_us < duels[-1].fused_us):
+        duels.append(measure(best, FINAL_REPS))
+    return min(duels, key=lambda duel: duel.fused_us / duel.inductor_us)
 
 
-def _duel(measure: Measure, first: Candidate, other: Candidate) -> tuple[float, float]:
-    """Microseconds of both, measured in turns; infinity if `other` can no longer be timed."""
-    times = measure([first, other], FINAL_REPS)
+def _duel(measure: Measure, first: Candidate, second: Candidate) -> tuple[float, float]:
+    """Microseconds of both, measured in turns; infinity if `second` can no longer be timed."""
+    times = measure([first, second], FINAL_REPS)
     if first not in times:
         raise RuntimeError(f"the schedule to compare with cannot be timed: {first}")
-    return times[first], times.get(other, math.inf)
+    return times[first], times.get(second, math.inf)
 
 
-def _near(spaces: Mapping[str, Space], candidate: Candidate) -> list[Candidate]:
+def _near(spaces: Mapping[str, SearchSpace], candidate: Candidate) -> list[Candidate]:
     space = spaces[candidate.variant]
     return [Candidate(candidate.variant, s) for s in space.near(candidate.schedule)]
 
 
 def _combined(
-    spaces: Mapping[str, Space], times: Mapping[Candidate, float], center: Candidate, fastest: Candidate
+    spaces: Mapping[str, SearchSpace], times: Mapping[Candidate, float], center: Candidate, fastest: Candidate
 ) -> Candidate:
     """The round's center with every change that was faster; the fastest itself if it is another variant."""
     if center.variant != fastest.variant:
         return fastest
-    own = {c.schedule: us for c, us in times.items() if c.variant == center.variant}
-    return Candidate(center.variant, spaces[center.variant].combined(own, center.schedule))
+    schedule_times = {c.schedule: us for c, us in times.items() if c.variant == center.variant}
+    return Candidate(center.variant, spaces[center.variant].combined(schedule_times, center.schedule))

@@ -19,13 +19,13 @@ from ..errors import Decline, say_once
 from ..inductor import config, stock, versions
 from ..ir.program import LoopProgram
 from ..options import Options, source_hash
-from ..rewrite.alone import Alone
+from ..rewrite.standalone import Standalone
 from ..schedule.device import DeviceInfo
-from ..schedule.space import Space
+from ..schedule.search_space import SearchSpace
 from ..strategies.strategy import Chosen, Strategy
 from . import cache
 from .measure import Bench, NotComparable, NotEnoughMemory
-from .search import Beside, Candidate, Tuning, beside_inductor, search
+from .search import Candidate, Tuning, VersusInductor, search, versus_inductor
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ WIDE = 4096  # columns; of narrower rows only the strategy chosen is timed. Unte
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """A region to tune: its merged loops, the choice without timing, the strategies that may replace it,
-    and its device; `split_size` is the user's. `alone`: its nodes, to compare with Inductor's kernels; None
-    for no comparison. `times`: whether to time what no earlier compile has timed."""
+    and its device; `split_size` is the user's. `standalone`: its nodes, to compare with Inductor's kernels;
+    None for no comparison. `times`: whether to time what no earlier compile has timed."""
 
     name: str
     label: str
@@ -46,7 +46,7 @@ class Problem:
     device: torch.device
     info: DeviceInfo
     split_size: int = 0
-    alone: Alone | None = None
+    standalone: Standalone | None = None
     times: bool = True
 
 
@@ -101,12 +101,12 @@ def tune(problem: Problem) -> Tuned | None:
         log.info("%s: not tuned: %s", problem.name, reason)
         return None
     starts = variants(problem)
-    spaces = {name: _space(problem, start) for name, start in starts.items()}
+    spaces = {name: _search_space(problem, start) for name, start in starts.items()}
     key = key_of(problem, starts)
     folder = config.winners_folder()
-    found = cache.load(folder, key, {v: s.start for v, s in spaces.items()}) if folder else None
-    if found is not None and spaces[found[0].variant].legal(found[0].schedule):
-        best, tuning = found
+    cached = cache.load(folder, key, {v: s.start for v, s in spaces.items()}) if folder else None
+    if cached is not None and spaces[cached[0].variant].legal(cached[0].schedule):
+        best, tuning = cached
     elif not problem.times:
         return None
     else:
@@ -123,24 +123,26 @@ def tune(problem: Problem) -> Tuned | None:
 
 
 def _timed(
-    problem: Problem, starts: Mapping[str, Chosen], spaces: Mapping[str, Space]
+    problem: Problem, starts: Mapping[str, Chosen], spaces: Mapping[str, SearchSpace]
 ) -> tuple[Candidate, Tuning, bool]:
     """The fastest schedule by timing, and whether that is so next time: not if memory was short."""
     started = time.perf_counter()
-    bench = Bench(starts, problem.label, problem.device, problem.alone)
+    bench = Bench(starts, problem.label, problem.device, problem.standalone)
     outcome = search(spaces, bench)
-    beside, lasting = _beside(bench, outcome.best) if problem.alone is not None else (None, True)
+    versus, lasting = (
+        _versus_inductor(bench, outcome.best) if problem.standalone is not None else (None, True)
+    )
     seconds = time.perf_counter() - started
-    tuning = Tuning(outcome.heuristic_us, outcome.best_us, outcome.candidates, seconds, beside)
+    tuning = Tuning(outcome.heuristic_us, outcome.best_us, outcome.candidates, seconds, versus)
     return outcome.best, tuning, lasting
 
 
-def _beside(bench: Bench, best: Candidate) -> tuple[Beside | None, bool]:
+def _versus_inductor(bench: Bench, best: Candidate) -> tuple[VersusInductor | None, bool]:
     """The times of the fastest schedule and of Inductor's kernels, or None, and whether that lasts."""
     try:
-        return beside_inductor(bench.beside_inductor, best), True
+        return versus_inductor(bench.versus_inductor, best), True
     except (NotComparable, NotEnoughMemory) as error:
-        say_once(f"a region is not timed beside Inductor's kernels: {error}")
+        say_once(f"a region is not timed against Inductor's kernels: {error}")
         return None, isinstance(error, NotComparable)
 
 
@@ -150,12 +152,12 @@ def variants(problem: Problem) -> dict[str, Chosen]:
     first = {chosen.strategy.title(chosen.schedule): chosen}
     if int(problem.merged.tile_axes[1].size) <= WIDE:
         return first
-    others = {
+    alternatives = {
         strategy.title(start.schedule): start
         for strategy in problem.strategies
         for start in _starts(strategy, problem)
     }
-    return {**first, **{title: start for title, start in others.items() if title not in first}}
+    return {**first, **{title: start for title, start in alternatives.items() if title not in first}}
 
 
 def _starts(strategy: Strategy, problem: Problem) -> Iterator[Chosen]:
@@ -167,8 +169,8 @@ def _starts(strategy: Strategy, problem: Problem) -> Iterator[Chosen]:
             yield Chosen(strategy, strategy.place(loops, schedule), facts, schedule)
 
 
-def _space(problem: Problem, start: Chosen) -> Space:
-    return start.strategy.space(start.facts, problem.info, start.schedule, problem.split_size != 0)
+def _search_space(problem: Problem, start: Chosen) -> SearchSpace:
+    return start.strategy.search_space(start.facts, problem.info, start.schedule, problem.split_size != 0)
 
 
 def key_of(problem: Problem, starts: Mapping[str, Chosen]) -> str:
@@ -189,7 +191,7 @@ def key_of(problem: Problem, starts: Mapping[str, Chosen]) -> str:
             "hints": [(str(symbol), value) for symbol, value in problem.merged.hints],
             "split_size": problem.split_size,
             "device": [dataclasses.asdict(problem.info), capability],
-            "alone": problem.alone and [str(problem.alone), stock.settings()],
+            "alone": problem.standalone and [str(problem.standalone), stock.settings()],
             "versions": versions.versions(),
             "source": source_hash(),
         }

@@ -171,7 +171,7 @@ def test_explain_times_both_ways_in_turns(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch, "compile", compiled)
     without_gpu(monkeypatch)
     x = torch.randn(4, 8, requires_grad=True)
-    text = bench.beside_predicted((torch.sin, (x,), {}), {"mixorder_min_numel": 0}, True, 320.0)
+    text = bench.versus_predicted((torch.sin, (x,), {}), {"mixorder_min_numel": 0}, True, 320.0)
     assert [options["mixorder"] for options, _ in given] == [False, True]
     assert given[1][0]["mixorder_min_numel"] == 0 and given[1][1] is True
     assert "Medians of 30 steps" in text and "Predicted: -0.320 ms" in text

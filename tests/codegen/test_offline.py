@@ -157,7 +157,7 @@ def _region(graph: str) -> Any:
 # rows with lanes to spare, wide rows in chunks, rows that several programs share, rows that start off a
 # boundary, and on devices whose programs share none, wide rows that a program holds.
 SENTINELS = ("rms_32768x768", "layer_32768x5120", "layer_8192x32768", "layer_odd")
-ALONE_SENTINELS = ("rms_32768x768", "layer_32768x5120", "layer_odd", "rms_4096x16384")
+UNSHARED_SENTINELS = ("rms_32768x768", "layer_32768x5120", "layer_odd", "rms_4096x16384")
 CASES = [
     *(("sm_90", graph) for graph in GRAPHS),
     *(
@@ -166,7 +166,7 @@ CASES = [
         for graph in dict.fromkeys([*BENCHMARK, *SENTINELS])
     ),
     *(("sm_120", graph) for graph in SENTINELS),
-    *(("gfx942", graph) for graph in ALONE_SENTINELS),
+    *(("gfx942", graph) for graph in UNSHARED_SENTINELS),
 ]
 
 
@@ -241,13 +241,14 @@ def test_rows_off_a_boundary_are_read_and_written_in_whole_accesses(graph: str, 
 def test_a_row_that_is_overwritten_is_read_as_ever(graph: str, known: Known) -> None:
     """Triton pipelines loads past the store to the same tensor, and converts no layout for it."""
     gpu, _ = TARGETS["sm_90"]
-    program, schedule, (apart, _) = graphs.kernels(_region(graph))
+    program, schedule, (separate, _) = graphs.kernels(_region(graph))
     over = reuse_in_place(program, ("in0",))
     main, _ = generate(over, schedule, "test")
-    if known(gpu, (program, apart), (over, main)):
+    if known(gpu, (program, separate), (over, main)):
         return
     loops = [
-        "\n".join(main_loop(compiled(*pair, gpu).asm["ttgir"])) for pair in ((program, apart), (over, main))
+        "\n".join(main_loop(compiled(*pair, gpu).asm["ttgir"]))
+        for pair in ((program, separate), (over, main))
     ]
     for what in ("ttg.async_copy_global_to_local", "tt.load", "tt.store", "ttg.convert_layout"):
         assert loops[0].count(what) == loops[1].count(what), what
@@ -313,7 +314,7 @@ def test_tensors_along_the_rows_are_read_and_written_in_whole_accesses(target: s
         return
     text = compiled(program, main, gpu).asm["ptx"]
     assert re.search(r"ld\.global(\.[a-zA-Z0-9:_]+)*\.v4\.", text) and "st.global.v4" in text
-    assert "cp.async" not in text  # nothing is loaded ahead
+    assert "cp.async" not in text  # nothing is prefetched
     assert not re.search(r"(ld|st)\.global(\.[a-zA-Z0-9:_]+)*\.[bu]16 ", text)
 
 

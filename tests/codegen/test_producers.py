@@ -1,4 +1,4 @@
-"""Values of whole rows ahead of tiles: which program does what, and the machine code."""
+"""Values of whole rows from producers: which program does what, and the machine code."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from mixorder.region.producers import with_row_values
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
 from mixorder.schedule.plan import Plan
-from mixorder.schedule.producers import Groups
+from mixorder.schedule.producers import ProgramGroups
 from mixorder.strategies.tile import TILE
 from mixorder.transform.cooperative import EMPTY
 from mixorder.transform.producers import with_producers
-from mixorder.transform.same_bits import same_bits_sooner
-from mixorder.transform.sooner import compute_sooner
+from mixorder.transform.register_scheduling import schedule_for_registers
+from mixorder.transform.same_bits import simplify_exactly
 from mixorder.transform.tile_split import split_spanning
 
 
@@ -39,8 +39,8 @@ def kernel_of(rows: int, cols: int, staged: bool = True) -> tuple[LoopProgram, P
     specs = [((rows, cols), bf16), ((rows, cols), bf16), ((cols,), bf16), ((rows, 1), f32)]
     region = with_row_values(within_tile(traced(lambda *x: norm_backward(*x), *specs)))
     assert region is not None
-    program = same_bits_sooner(split_spanning(with_producers(lower_tile(region))), True, True)
-    program = compute_sooner(program)
+    program = simplify_exactly(split_spanning(with_producers(lower_tile(region))), True, True)
+    program = schedule_for_registers(program)
     facts = tile.facts_of_tile(program)
     schedule = tile.choose(facts if staged else dataclasses.replace(facts, small=()), H200)
     program = TILE.place(program, schedule)
@@ -54,25 +54,29 @@ def in_time(source: KernelSource) -> str:
     return before
 
 
-def played(groups: Groups, ahead: int) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+def played(groups: ProgramGroups, lag: int) -> tuple[list[int], list[tuple[int, int]], list[int]]:
     """What the programs do, in order: the parts of rows that get values, the tiles, and how many parts were
     done before each tile."""
-    text = "\n".join(roles(groups, ahead, "", "", "row", "column", False))
+    text = "\n".join(roles(groups, lag, "", "", "row", "column", False))
     text = re.sub(r"number = .*", "", text)
     text = text.replace("    row_values(, ", "    values.append(") + "\n    tiles.append((row, column))"
     text += "\n    done.append(len(values))"
     values, tiles, done = list[int](), list[tuple[int, int]](), list[int]()
-    for number in range((groups.row_tiles + ahead) * groups.programs):
+    for number in range((groups.row_tiles + lag) * groups.programs):
         exec(text, {"number": number, "values": values, "tiles": tiles, "done": done})
     return values, tiles, done
 
 
 @pytest.mark.parametrize(
-    ("groups", "ahead"),
-    [(Groups(64, 16, 64, 8, 128), 3), (Groups(64, 16, 5, 8, 121), 1), (Groups(32, 8, 3, 2, 16), 2)],
+    ("groups", "lag"),
+    [
+        (ProgramGroups(64, 16, 64, 8, 128), 3),
+        (ProgramGroups(64, 16, 5, 8, 121), 1),
+        (ProgramGroups(32, 8, 3, 2, 16), 2),
+    ],
 )
-def test_every_tile_comes_behind_the_values_of_its_rows(groups: Groups, ahead: int) -> None:
-    values, tiles, done = played(groups, ahead)
+def test_every_tile_comes_behind_the_values_of_its_rows(groups: ProgramGroups, lag: int) -> None:
+    values, tiles, done = played(groups, lag)
     assert values == list(range(groups.needed))
     assert sorted(tiles) == [(r, c) for r in range(groups.row_tiles) for c in range(groups.tiles)]
     for (row, _), count in zip(tiles, done, strict=True):
@@ -124,7 +128,9 @@ def test_of_every_copy_of_a_word_none_is_empty(looked_at: int) -> None:
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_tile_that_has_waited_too_long_begins_again(wide: bool) -> None:
     """With the values of its rows, and no others."""
-    text = "\n".join(branches(Groups(64, 16, 5, 8, 75), "p", "row", wide, ["begun(row)"], ["ended(row)"]))
+    text = "\n".join(
+        branches(ProgramGroups(64, 16, 5, 8, 75), "p", "row", wide, ["begun(row)"], ["ended(row)"])
+    )
     text = re.sub(r"row = tl.*", "row += 100", re.sub(r"tl.inline_asm\S+\(.*\) == 0", "late == 0", text))
     calls: list[Any] = []
     known = {name: functools.partial(lambda *x: calls.append(x), name) for name in ("begun", "ended")}
@@ -155,7 +161,7 @@ def test_the_interpreter_reads_what_is_there() -> None:
 
 
 def test_the_interpreter_knows_who_gave_up() -> None:
-    first, *_ = branches(Groups(1, 1, 1, 1, 1), "", "row", False, [], [])
+    first, *_ = branches(ProgramGroups(1, 1, 1, 1, 1), "", "row", False, [], [])
     for polls, late in ((0, 1), (1, 0), (POLLS, 0)):
         (found,) = interpreted(told(first), [np.array(polls, np.int32)]) or [None]
         assert int(found) == late

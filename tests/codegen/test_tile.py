@@ -23,7 +23,7 @@ from mixorder.codegen.tile import tile_kernel
 from mixorder.ir.program import BufferRole, LoopProgram
 from mixorder.region.find import find_regions
 from mixorder.region.region import Region
-from mixorder.rewrite.spelled import Spelling
+from mixorder.rewrite.canonicalise import Canonicaliser
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
 from mixorder.strategies.tile import TILE
@@ -31,13 +31,13 @@ from mixorder.strategies.tile import TILE
 BOTH = [((256, 512), bf16)]
 
 
-def turned(x: Any, scales: Any) -> Any:
+def transposed(x: Any, scales: Any) -> Any:
     """A cast by scales of columns, transposed."""
     return (x.float() * scales).clamp(-448, 448).to(quantised.F8).t().contiguous()
 
 
-def turned_and_not(x: Any, scales: Any) -> Any:
-    return turned(x, scales), (x * scales).to(quantised.F8)
+def transposed_and_not(x: Any, scales: Any) -> Any:
+    return transposed(x, scales), (x * scales).to(quantised.F8)
 
 
 def scaled(rows: int, cols: int) -> list[Any]:
@@ -84,8 +84,8 @@ def test_maxima_beside_a_byte_that_is_stored_in_two_orders_are_comparisons() -> 
         return data, data.t().contiguous(), factors
 
     def as_bytes(x: Any) -> Any:
-        data, turned, factors = both(x)
-        return data, turned.view(torch.uint8), factors
+        data, transposed, factors = both(x)
+        return data, transposed.view(torch.uint8), factors
 
     cases = (both, True), (as_bytes, True), (quantised.squares, False), (quantised.mx_both, False)
     for function, compared in cases:
@@ -104,24 +104,24 @@ def delayed(x: Any, factor: Any) -> Any:
     return *quantised.delayed(x, factor)[:2], x.abs().amax(0, keepdim=True)
 
 
-NEWER = ("swiglu_backward", "blocks_both", "turned_and_not")
-TURNED = {"turned": turned, "turned_and_not": turned_and_not, "delayed": delayed}
+NEWER = ("swiglu_backward", "blocks_both", "transposed_and_not")
+TRANSPOSED = {"transposed": transposed, "transposed_and_not": transposed_and_not, "delayed": delayed}
 
 
 @needs_a_compiler
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        *((name, "sm_90") for name in (*COMPILED, *TURNED)),
-        # The one with the most registers, the one with the most shared memory, and one that is turned.
+        *((name, "sm_90") for name in (*COMPILED, *TRANSPOSED)),
+        # The one with the most registers, the one with the most shared memory, and one that is transposed.
         *((name, target) for name in NEWER for target in ("sm_100", "sm_120")),
     ],
 )
 def test_it_compiles(name: str, target: str, known: Known, tmp_path: Path) -> None:
     """All accesses of full tensors are of 16 bytes, also of those that lie the other way round."""
-    if name in TURNED:
+    if name in TRANSPOSED:
         specs = RECIPES[name].like if name in RECIPES else scaled
-        program, source = kernel_of(TURNED[name], specs(16384, 4096))
+        program, source = kernel_of(TRANSPOSED[name], specs(16384, 4096))
     else:
         program, source = kernel_of(RECIPES[name].function, RECIPES[name].like(16384, 4096))
     gpu, device = TARGETS[target]
@@ -160,9 +160,9 @@ def check_rows_of_a_thread(ttgir: str) -> None:
 def test_packed_codes_compile(target: str, known: Known, tmp_path: Path) -> None:
     """Codes are packed within a thread, and both packed tensors are stored in whole words."""
     graph = traced(lambda x: quantised.mx4_both(x), ((16384, 4096), bf16))
-    spelling = Spelling(graph)
-    spelling.begin()
-    (region,) = (r for r in find_regions(graph, spelling.joining) if isinstance(r, Region))
+    canonicaliser = Canonicaliser(graph)
+    canonicaliser.begin()
+    (region,) = (r for r in find_regions(graph, canonicaliser.joining) if isinstance(r, Region))
     program = merged(region)
     schedule = tile.choose(TILE.facts(program), H200)
     program = TILE.place(program, schedule)

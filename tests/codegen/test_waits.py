@@ -80,7 +80,7 @@ def test_blocks_in_a_tile(what: str) -> None:
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(16384, 4096), (16384, 1024), (2048, 12000)])
-def test_values_of_rows_ahead(rows: int, cols: int) -> None:
+def test_values_of_rows_from_producers(rows: int, cols: int) -> None:
     _, _, source = kernel_of(rows, cols)
     assert "while " in source.text and unbounded(source.text) == []
 

@@ -44,7 +44,7 @@ def sums(x: Any, dy: Any) -> Any:
 
 
 def scaled(x: Any, dy: Any, r: Any) -> Any:
-    """A row's values in half precision are fetched one tile ahead."""
+    """A row's values in half precision are prefetched by one tile."""
     return graphs.pair(x.float() * r, dy.float())
 
 
@@ -150,8 +150,8 @@ def test_symbolic_sizes(what: str) -> None:
 
 FLAT, HIGH, LONG = (128, 16921600), (16921600, 128), (2**26, 64)
 TILES = {
-    "128 both ways, flat": (quantised.blocks_both, FLAT),
-    "128 both ways, high": (quantised.blocks_both, HIGH),
+    "mixed-order 128, flat": (quantised.blocks_both, FLAT),
+    "mixed-order 128, high": (quantised.blocks_both, HIGH),
     "128 in place, flat": (quantised.blocks_in_place, FLAT),
     "squares": (quantised.squares, FLAT),
     "MXFP8, flat": (quantised.mx_both, LONG[::-1]),
@@ -182,7 +182,7 @@ def test_blocks_in_a_tile(what: str, staged: bool) -> None:
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(2**18, 8192), (2**18, 12000), (2**17, 2**15)])
-def test_values_of_rows_ahead(rows: int, cols: int) -> None:
+def test_values_of_rows_from_producers(rows: int, cols: int) -> None:
     _, schedule, source = kernel_of(rows, cols)
     assert schedule.produced and overflows(source) == [] and "int64" in source.text
 

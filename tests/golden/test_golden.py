@@ -49,7 +49,7 @@ def bias(x: Any, dy: Any) -> Any:
     return dx, dx.sum(0)
 
 
-def turned(x: Any, scales: Any) -> Any:
+def transposed(x: Any, scales: Any) -> Any:
     return (x.float() * scales).clamp(-448, 448).to(quantised.F8).t().contiguous()
 
 
@@ -90,11 +90,11 @@ GOLDEN = {
     "tile_of_blocks": Golden(
         "MXFP8 along rows and along columns, transposed, 4096x4096", lambda: recipe("mx_both", 4096, 4096)
     ),
-    "tile_turned": Golden(
+    "tile_transposed": Golden(
         "a cast by scales of columns, transposed, 16384x4096",
-        lambda: traced(turned, *full(16384, 4096, 1), ((1, 4096), f32)),
+        lambda: traced(transposed, *full(16384, 4096, 1), ((1, 4096), f32)),
     ),
-    "slabs": Golden(
+    "reduction_groups": Golden(
         "GroupNorm's backward, 8 samples of 4096 places and 320 channels in bf16: three kernels",
         lambda: graphs.group_norm_backward(8, 4096, 320, 32),
     ),

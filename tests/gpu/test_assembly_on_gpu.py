@@ -1,4 +1,4 @@
-"""Pieces of PTX for one element beside Triton's own, for all 2**32 float32."""
+"""Pieces of PTX for one element versus Triton's own, for all 2**32 float32."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""On a GPU: what a backward computes again has the bits of the forward, for a few saved bytes."""
+"""On a GPU: what a backward recomputes has the bits of the forward, for a few saved bytes."""
 
 import pytest
 import torch
 from gradients import NORMS, case
-from recomputed import again, both
+from recomputed import both, forward_and_recomputed
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -28,9 +28,9 @@ def differing(one, other):
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("shape", [(4096, 4096), (5000, 768), (600, 16400)])
 @pytest.mark.parametrize("name", NORMS)
-def test_a_norm_that_is_computed_again_has_the_bits_of_the_forward(name, shape, dtype):
+def test_a_norm_that_is_recomputed_has_the_bits_of_the_forward(name, shape, dtype):
     module, x, _ = case(NORMS[name], shape, dtype)
-    first, second = again(checkpointed(both, module), x)
+    first, second = forward_and_recomputed(checkpointed(both, module), x)
     assert counters["mixorder"]["fused_regions"] >= 1
     assert differing(first, second) == 0
 
@@ -61,7 +61,7 @@ def test_a_stack_of_routers_has_the_bits_of_the_forward(name, dtype):
     stack = nn.Sequential(*(Routed(name, 1024, dtype) for _ in range(3)))
     x = torch.randn(4096, 1024, device="cuda", dtype=dtype)
     with torch._inductor.config.patch(emulate_precision_casts=True):
-        first, second = again(checkpointed(both, stack), x)
+        first, second = forward_and_recomputed(checkpointed(both, stack), x)
     assert counters["mixorder"]["fused_regions"] >= 3
     assert differing(first, second) == 0
 

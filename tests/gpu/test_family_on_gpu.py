@@ -1,4 +1,4 @@
-"""On a GPU: every case of the family at a middle size, against float64 beside stock Inductor."""
+"""On a GPU: every case of the family at a middle size, against float64 versus stock Inductor."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_a_kernel_that_triton_rejects_raises_in_strict_mode(plan_with):
 
 
 def test_a_schedule_that_asks_for_too_much_shared_memory_runs_with_less(plan_with):
-    """Loads so far ahead take more than a multiprocessor has; they are then not made ahead."""
+    """Prefetches of so many tiles take more than a multiprocessor has; nothing is then prefetched."""
     asked = []
 
     def greedy(choose, *args):

@@ -53,10 +53,10 @@ def compare(
     x.requires_grad_()
     ours, count, peak = gradients(module, x, dy, **options)
     monkeypatch.setattr(pipeline, "dead_after", lambda *_: ())
-    apart, none, higher = gradients(module, x, dy, **options)
+    separate, none, higher = gradients(module, x, dy, **options)
     assert count >= least and none == 0
     bound = 1e-5 if dtype == f32 else 2e-2
-    for mine, theirs in zip(ours, apart, strict=True):
+    for mine, theirs in zip(ours, separate, strict=True):
         assert float((mine.double() - theirs.double()).norm()) <= bound * float(theirs.double().norm())
     return peak, higher
 

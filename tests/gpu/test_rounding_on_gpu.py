@@ -1,4 +1,4 @@
-"""On a GPU: where values are rounded on their way, beside stock Inductor. Triton's interpreter has no `fma`
+"""On a GPU: where values are rounded on their way, versus stock Inductor. Triton's interpreter has no `fma`
 that rounds once, and what is not in a region is eager there."""
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_what_is_compared_with_a_version_of_itself_is_rounded(
 def test_a_relu_has_the_mask_of_what_the_forward_stored(
     make: Callable[[], nn.Module], shape: tuple[int, ...], last: bool, dtype: torch.dtype
 ) -> None:
-    """Also where the backward computes it again: both compilers contract the product with the shift. The sums
+    """Also where the backward recomputes it: both compilers contract the product with the shift. The sums
     of whole numbers are exact, so that every element counts. In float16, many elements round to zero."""
     if last and len(shape) < 4:
         pytest.skip("no images")

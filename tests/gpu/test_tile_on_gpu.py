@@ -1,4 +1,4 @@
-"""On a GPU: scales and casts by blocks, behind what computes the tensor, beside eager."""
+"""On a GPU: scales and casts by blocks, behind what computes the tensor, versus eager."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ from mixorder import search
 from mixorder.codegen import tile
 from mixorder.report import RegionRecord, collect
 
-search.outside_us = lambda *_: 1e6
-if {late}:  # no program ahead computes anything
+search.remainder_us = lambda *_: 1e6
+if {late}:  # no producer computes anything
     roles = tile.roles
     tile.roles = lambda *args: (re.sub(r"row_values.*", "pass", line) for line in roles(*args))
 

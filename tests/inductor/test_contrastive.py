@@ -22,7 +22,7 @@ def contrastive(l, y):
 def clip(l, y):
     return (F.cross_entropy(l, y) + F.cross_entropy(l.t(), y)) / 2
 
-def turned(l, y):
+def transposed(l, y):
     return l.float().t().logsumexp(-1).sum() + (l * 2).float().logsumexp(-1).sum()
 
 def sums(l, y):
@@ -65,7 +65,7 @@ def step(function, n, **options):
     fused = [r for r in records if isinstance(r, RegionRecord)]
     return list(codes), [str(r.space) for r in fused], [k.text for r in fused for k in r.kernels]
 
-both = {f.__name__: step(f, 8192, mixorder=True)[1] for f in (contrastive, clip, turned, sums)}
+both = {f.__name__: step(f, 8192, mixorder=True)[1] for f in (contrastive, clip, transposed, sums)}
 same = {}
 for function, n in ((sigmoid, 4096), (labels, 4096), (gated, 1024), (contrastive, 64), (sums, 64)):
     ours, regions, _ = step(function, n, mixorder=True)
@@ -94,7 +94,7 @@ def test_reductions_of_a_tensor_and_of_its_transpose_are_one_region(
 ) -> None:
     both, *_ = results
     assert both.pop("contrastive") == both.pop("clip") == both.pop("sums") == ["8192x8192"]
-    assert "8192x8192" in both.pop("turned") and not both
+    assert "8192x8192" in both.pop("transposed") and not both
 
 
 def test_a_graph_without_a_region_is_stocks_own_code(
@@ -106,7 +106,7 @@ def test_a_graph_without_a_region_is_stocks_own_code(
     assert same and all(found == [0, 2, True] for found in same.values()), same
 
 
-def test_a_softmax_that_is_computed_again_is_left_to_inductor(results: Results) -> None:
+def test_a_softmax_that_is_recomputed_is_left_to_inductor(results: Results) -> None:
     """In a region, its sums would have other bits than where the other graph computes them."""
     *_, (once, again) = results
     assert once == 1 and again == 0

@@ -296,7 +296,7 @@ class TestSinglePass:
         assert calls == ["a", "b"]
 
 
-def compile_again(**options: Any) -> None:
+def recompile(**options: Any) -> None:
     torch._dynamo.reset()
     train_step(compiled(mixorder=True, **options))
 
@@ -311,16 +311,16 @@ def test_caches_hit_and_miss(runs: Recorder, lowered: Lowered, aot_cache: bool) 
         config.patch(fx_graph_cache=True),
         functorch_config.patch(enable_autograd_cache=aot_cache),
     ):
-        compile_again()
+        recompile()
         assert len(runs) == 2
         counters.clear()
-        compile_again()
+        recompile()
         assert len(runs) == 2, "a hit does not compile again"
         assert counters[group][counter] > 0
-        compile_again(mixorder_split_size=4)
+        recompile(mixorder_split_size=4)
         assert len(runs) == 4, "another option, another key"
         with config.patch(SOURCE_HASH_KEY, "another source"):
-            compile_again()
+            recompile()
         assert len(runs) == 6, "another source, another key"
         lowered.clear()
         for on in (False, True):
@@ -377,7 +377,7 @@ def test_wrapping_is_idempotent_and_transparent() -> None:
     torch.__version__.startswith("2.11."), reason="its C++ kernels do not round there, its Triton kernels do"
 )
 def test_marks_reach_inductor_s_own_kernels_in_both_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them, the stored maximum is no element of the product that the backward computes again."""
+    """Without them, the stored maximum is no element of the product that the backward recomputes."""
     from mixorder import pipeline
 
     monkeypatch.setattr(pipeline, "has_usable_device", lambda *_: True)

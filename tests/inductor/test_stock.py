@@ -16,14 +16,14 @@ from torch.fx import Graph
 from mixorder import pipeline
 from mixorder.inductor import stock
 from mixorder.inductor.config import without_autograd_cache
-from mixorder.rewrite.alone import alone
+from mixorder.rewrite.standalone import standalone
 from mixorder.tune.measure import in_own_thread
 
 
 def compile_regions(graph: Graph, errors: list[float]) -> None:
     """Compile each region of a graph by itself, and compare with the nodes one by one."""
     for region in find(graph):
-        by_itself = alone(region, int)
+        by_itself = standalone(region, int)
         likes = [(like.dtype, like.shape, like.stride) for like in by_itself.inputs]
 
         def run(by_itself: Any = by_itself, likes: Any = likes) -> None:

@@ -1,4 +1,4 @@
-"""Gradients by mixorder beside stock's: what is allowed, what is found wrong, and what is restored."""
+"""Gradients by mixorder versus stock's: what is allowed, what is found wrong, and what is restored."""
 
 from __future__ import annotations
 

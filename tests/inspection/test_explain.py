@@ -25,7 +25,7 @@ from mixorder.inspection.table import source
 from mixorder.ir.program import BufferRole
 from mixorder.record import RegionRecord
 from mixorder.region import find
-from mixorder.strategies.whole_slabs import WHOLE_SLABS
+from mixorder.strategies.whole_groups import WHOLE_GROUPS
 
 ANY_SIZE = {"mixorder_min_numel": 0, "mixorder_strict": True}
 
@@ -504,7 +504,7 @@ class Grouped(nn.Module):
 
 def test_a_norm_is_not_judged_by_sums_that_its_backward_has_already(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reason, or a region, that is about less than the norm's input is not the norm's."""
-    monkeypatch.setattr(find, "may_be_over_slab", lambda node: False)
+    monkeypatch.setattr(find, "may_be_over_reduction_group", lambda node: False)
     x = torch.empty(64, 32, 32, 32, requires_grad=True, device="meta")
     for options in ({}, ANY_SIZE):
         found = mixorder.explain(Grouped().to("meta"), options=options)(x)
@@ -514,11 +514,11 @@ def test_a_norm_is_not_judged_by_sums_that_its_backward_has_already(monkeypatch:
         assert "no sums that mixorder would fuse" in first and not last
 
 
-def test_a_group_norm_is_judged_by_its_region_over_slabs() -> None:
+def test_a_group_norm_is_judged_by_its_region_over_reduction_groups() -> None:
     x = torch.empty(64, 32, 32, 32, requires_grad=True, device="meta")
     found = mixorder.explain(Grouped().to("meta"), options=ANY_SIZE)(x)
     (one,) = (r for r in found.regions if "first" in str(r.provenance))
-    assert one.strategy == WHOLE_SLABS.name and [norm.reason for norm in found.norms] == ["", ""]
+    assert one.strategy == WHOLE_GROUPS.name and [norm.reason for norm in found.norms] == ["", ""]
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])

@@ -115,6 +115,6 @@ def test_what_the_model_says_is_no_markup(report: Report) -> None:
 def test_a_region_without_reductions_has_bars_too() -> None:
     x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
     found = mixorder.explain(lambda x: quantised.rowwise_both(x))(x)
-    _, turned = found.regions
-    assert not turned.outer and "inner: none; outer: none" in found.details
+    _, transposed = found.regions
+    assert not transposed.outer and "inner: none; outer: none" in found.details
     assert page(found).count("<meter") == 2 * len(found.regions)

@@ -1,4 +1,4 @@
-"""Blocks of published models, whose inputs and gradients lie in random orders: gradients beside eager's."""
+"""Blocks of published models, whose inputs and gradients lie in random orders: gradients versus eager's."""
 
 from __future__ import annotations
 

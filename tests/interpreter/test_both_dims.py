@@ -29,9 +29,9 @@ def test_a_softmax_along_both_dims(size: tuple[int, int], dtype: torch.dtype) ->
     x[rows // 2], x[:, cols // 3] = -torch.inf, -torch.inf
     x[0, :5], x[-1, -1], x[-2, 0] = -torch.inf, torch.inf, torch.nan
     x[:, 1] = x[:, 1].sort().values
-    with collect() as ends:
+    with collect() as outcomes:
         ours = compiled(ON)(softmaxes)(x)
-    assert [type(end) for end in ends] == [RegionRecord]
+    assert [type(outcome) for outcome in outcomes] == [RegionRecord]
     for mine, theirs, exact in zip(ours, softmaxes(x), softmaxes(x.double()), strict=True):
         keep = exact.isfinite()
         assert mine.shape == theirs.shape and torch.equal(mine.isnan(), theirs.isnan())

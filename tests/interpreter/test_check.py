@@ -1,4 +1,4 @@
-"""`explain --check` without a GPU: a model's own gradients by mixorder beside stock's."""
+"""`explain --check` without a GPU: a model's own gradients by mixorder versus stock's."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from graphs import bf16, f16, f32
 from grids import crossed
-from recomputed import again, both
+from recomputed import both, forward_and_recomputed
 from running import OFF, ON, Tensors, compiled
 from torch import nn
 from torch.fx import Graph, Node
@@ -30,9 +30,9 @@ Function = Callable[..., Any]
 
 
 def twice(function: Function, x: torch.Tensor, options: Options = ON, **how: Any) -> Tensors:
-    """What a function gives in a forward, and what it gives where its backward computes it again."""
+    """What a function gives in a forward, and what it gives where its backward recomputes it."""
     step = compiled(options)(lambda *args: checkpoint(both, function, *args, use_reentrant=False, **how))
-    return again(step, x)
+    return forward_and_recomputed(step, x)
 
 
 @dataclasses.dataclass
@@ -68,7 +68,7 @@ def norm(name: str, dtype: torch.dtype = f32) -> nn.Module:
 
 
 @pytest.mark.parametrize(("name", "dtype"), crossed(graphs.NORMS, [f32, bf16]))
-def test_a_norm_that_is_computed_again_has_the_bits_of_the_forward(name: str, dtype: torch.dtype) -> None:
+def test_a_norm_that_is_recomputed_has_the_bits_of_the_forward(name: str, dtype: torch.dtype) -> None:
     """Casts round in both graphs: run node by node, the forward rounds where Inductor's kernel would not."""
     rounding = torch._inductor.config.patch(emulate_precision_casts=True)
     with rounding, collect() as records:
@@ -118,7 +118,7 @@ def blocks(x: torch.Tensor) -> torch.Tensor:
     return (x.view(ROWS, -1, 2) * x.view(ROWS, -1, 2).sum(-1, keepdim=True)).view(x.shape)
 
 
-def test_what_takes_many_bytes_is_computed_again() -> None:
+def test_what_takes_many_bytes_is_recomputed() -> None:
     assert divided(blocks).sums == 1
 
 
@@ -143,7 +143,7 @@ def must_recompute() -> Any:
     [(experts, {}), (of_parts, {}), (norm("layer"), {"context_fn": must_recompute})],
     ids=["experts", "parts", "norm"],
 )
-def test_what_is_computed_again_is_left_to_inductor(function: Function, how: dict[str, Any]) -> None:
+def test_what_is_recomputed_is_left_to_inductor(function: Function, how: dict[str, Any]) -> None:
     first, second = twice(function, torch.randn(ROWS, COLS), **how)
     assert torch.equal(first, second)
 
@@ -168,7 +168,7 @@ def test_readers_of_a_sum_in_half_precision_round_it_in_both_graphs(dtype: torch
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
-def test_a_sum_in_half_precision_that_a_reduction_reads_is_computed_again(dtype: torch.dtype) -> None:
+def test_a_sum_in_half_precision_that_a_reduction_reads_is_recomputed(dtype: torch.dtype) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x.view(ROWS, 2, -1)
         s = y.sum(-1, keepdim=True)

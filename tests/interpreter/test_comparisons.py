@@ -278,8 +278,8 @@ def test_a_mask_is_the_one_of_eager_for_all_numbers(
     numbers = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype).float()
     finite = numbers[numbers.isfinite()].sort().values
     halfway = (finite[1:] + finite[:-1]) / 2
-    beside = (torch.nextafter(halfway, torch.tensor(end)) for end in (-math.inf, math.inf))
-    for given in (numbers, halfway, *beside):
+    neighbours = (torch.nextafter(halfway, torch.tensor(end)) for end in (-math.inf, math.inf))
+    for given in (numbers, halfway, *neighbours):
         stored = BENT[name](given.to(dtype))
         assert torch.equal(mask.node.target(given, mask.most), mask.node.target(stored, 0))
 
@@ -302,7 +302,7 @@ def masks_of(
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_which_masks_are_computed_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_masks_are_recomputed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of which forward and backward find the same bits, with nothing more to read."""
     then, dtype, count = MADE[name]
     assert len(masks_of(Layers(then), dtype, monkeypatch)) == count

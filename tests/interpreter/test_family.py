@@ -1,4 +1,4 @@
-"""The family at small sizes: each case's regions, with their reductions, and errors beside stock's."""
+"""The family at small sizes: each case's regions, with their reductions, and errors versus stock's."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ SHARED_ROW = Program(
 )
 
 
-# A piece of a softmax with a sink, which a kernel reads as it lies when it is computed apart.
+# A piece of a softmax with a sink, which a kernel reads as it lies when it is computed piecewise.
 PIECE = Program(
     shape=(8, 2, 16),
     inner=(1, 2),

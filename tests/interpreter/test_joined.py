@@ -53,7 +53,7 @@ def test_a_part_that_is_read_where_it_was_put() -> None:
         torch.testing.assert_close(result.double(), truth, atol=1e-3, rtol=1e-4)
 
 
-class Apart(nn.Module):
+class Piecewise(nn.Module):
     """A function of itself and a tensor; it has vectors of so many elements."""
 
     def __init__(self, function: Callable[..., Any], sizes: Sequence[int]) -> None:
@@ -99,7 +99,7 @@ def with_shifted_sinks(x: Any, sinks: Any) -> Any:
     return (joined - joined.amax(-1, keepdim=True)).softmax(-1)[..., :-1]
 
 
-APART: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], str]] = {
+PIECEWISE: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], str]] = {
     "swiglu": (swiglu, (37, 48), (48,), "37x24"),
     "swiglu of an odd size": (swiglu, (3, 13, 66), (66,), "39x33"),
     "glu behind a product": (behind_a_product, (5, 7, 20), (20,), "35x10"),
@@ -111,10 +111,10 @@ APART: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], str
 }
 
 
-@pytest.mark.parametrize(("how", "dtype"), [(how, dtype) for how in APART for dtype in (f32, bf16)])
+@pytest.mark.parametrize(("how", "dtype"), [(how, dtype) for how in PIECEWISE for dtype in (f32, bf16)])
 def test_pieces_are_reduced_by_themselves(how: str, dtype: torch.dtype) -> None:
-    function, shape, sizes, space = APART[how]
-    module = Apart(function, sizes).to(dtype)
+    function, shape, sizes, space = PIECEWISE[how]
+    module = Piecewise(function, sizes).to(dtype)
     x = torch.randn(shape).to(dtype)
     dy = torch.randn_like(module(x))
     with collect() as records:

@@ -35,8 +35,8 @@ def check_overwriting(
     check_gradients(ours, module, x, dy, terms)
     monkeypatch.setattr(pipeline, "dead_after", lambda *_: ())
     with collect() as others:
-        apart = gradients(module, x, dy, ON)
-    assert overwritten(others) == 0 and all(map(torch.equal, ours, apart))
+        separate = gradients(module, x, dy, ON)
+    assert overwritten(others) == 0 and all(map(torch.equal, ours, separate))
     return overwritten(records), [r for r in records if isinstance(r, RegionRecord)]
 
 
@@ -125,10 +125,10 @@ def test_an_activation_that_only_the_backward_holds_is_overwritten(monkeypatch: 
     count = overwritten(records)
     monkeypatch.setattr(peak_memory, "donated", lambda graph: frozenset())
     with collect() as records:
-        apart = gradients(module, x, dy, ON)
+        separate = gradients(module, x, dy, ON)
     assert count > 2 * overwritten(records)
     for found in ours:
-        assert all(map(torch.equal, found, apart))
+        assert all(map(torch.equal, found, separate))
 
 
 def test_a_backward_that_runs_twice_overwrites_nothing_of_the_forward() -> None:

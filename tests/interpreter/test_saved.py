@@ -137,7 +137,7 @@ def test_each_of_them_has_a_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     module, x = example(name)
     compiled(ON)(module)(x)
     (mask,) = found
-    copies = [one for one in mask.given if one.beside is None]
+    copies = [one for one in mask.given if one.statistic is None]
     assert mask.given and bool(copies) == (name in ("rows", "a factor"))
 
 
@@ -158,11 +158,11 @@ def of_case(name: str) -> Made:
     return one.function, tuple(x.requires_grad_() for x in one.inputs)
 
 
-def of_matrix(case: matrix.Case, again: bool) -> Made:
+def of_matrix(case: matrix.Case, is_checkpointed: bool) -> Made:
     function = case.on(case.space)
     args = matrix.arguments(case.function, case.space, case.dtype)
     args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
-    return functools.partial(checkpoint, function, use_reentrant=False) if again else function, args
+    return functools.partial(checkpoint, function, use_reentrant=False) if is_checkpointed else function, args
 
 
 PROGRAMS: dict[str, Callable[[], Made]] = {

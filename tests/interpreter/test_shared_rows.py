@@ -98,7 +98,7 @@ def test_what_cannot_be_shared_is_left_alone(name: str, plan_with: Callable[...,
     with collect() as records:
         example.step(compiled(ON))()
     reasons = {r.reason for r in records if isinstance(r, Decline)}
-    # Slabs have no rows.
+    # Reduction groups have no rows.
     assert reasons & {DeclineReason.ROW_TOO_WIDE, DeclineReason.AXIS_CLASS}
 
 

@@ -21,13 +21,13 @@ E8 = torch.float8_e8m0fnu
 Function = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
 
-def both_ways(quantise: Function) -> Function:
+def mixed_order(quantise: Function) -> Function:
     """Of a tensor's rows, and of the transposed tensor's."""
 
     def function(x: Any) -> Any:
         scales, data = quantise(x)
-        others, turned = quantise(x.t().contiguous())
-        return scales, data, others, turned.t()
+        others, transposed = quantise(x.t().contiguous())
+        return scales, data, others, transposed.t()
 
     return function
 
@@ -46,7 +46,7 @@ def to_mx(
         scale = torch.bitwise_left_shift(biased.to(torch.int32), 23).view(f32).clamp(min=2**-126)
         return biased.view(E8).squeeze(-1), to((blocks.to(f32) / scale).reshape(x.shape))
 
-    return both_ways(quantise)
+    return mixed_order(quantise)
 
 
 def exponent_of(x: Any) -> Any:
@@ -147,13 +147,13 @@ SPELLINGS: dict[str, tuple[Function, list[torch.dtype]]] = {
     "mx floor": (to_mx(floor), [torch.uint8, F8] * 2),
     "mx ceil": (to_mx(ceil), [torch.uint8, F8] * 2),
     "mx even": (to_mx(even), [torch.uint8, F8] * 2),
-    "mx rounded up": (both_ways(rounded_up), [torch.uint8, F8] * 2),
+    "mx rounded up": (mixed_order(rounded_up), [torch.uint8, F8] * 2),
     "mx e5m2": (
         to_mx(floor, lambda x: x.clamp(-57344, 57344).to(torch.float8_e5m2)),
         [torch.uint8, torch.float8_e5m2] * 2,
     ),
     "mxfp4": (to_mx(floor, packed), [torch.uint8, torch.uint8] * 2),
-    "nvfp4": (both_ways(nvfp4), [F8, torch.uint8] * 2),
+    "nvfp4": (mixed_order(nvfp4), [F8, torch.uint8] * 2),
     "squares as rows": (squares, [F8, f32]),
     "vector_norm": (by_vector_norm, [bf16, F8] * 2),
     "amax and amin": (by_both_signs, [bf16, F8] * 2),
@@ -163,7 +163,7 @@ SPELLINGS: dict[str, tuple[Function, list[torch.dtype]]] = {
 
 
 # A code of NaN depends on its bits; the largest of 0.0 and -0.0 is either.
-NUMBERS_ALONE = ("nvfp4", "amax and amin")
+NUMBERS_ONLY = ("nvfp4", "amax and amin")
 
 
 def input_with(special: bool = True) -> torch.Tensor:
@@ -194,7 +194,7 @@ def written(record: RegionRecord) -> list[torch.dtype]:
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_scales_and_casts_of_blocks_are_one_kernel(name: str) -> None:
     function, dtypes = SPELLINGS[name]
-    (record,) = check(function, input_with(name not in NUMBERS_ALONE))
+    (record,) = check(function, input_with(name not in NUMBERS_ONLY))
     assert isinstance(record, RegionRecord) and record.strategy == TILE.name
     assert len(record.kernels) == 1 and written(record) == dtypes
 

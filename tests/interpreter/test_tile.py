@@ -260,7 +260,7 @@ def test_a_norm_in_the_same_kernel(
     gradient: Function, rows: int, cols: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sums of rows come from other programs of the kernel; dx is not stored."""
-    monkeypatch.setattr(search, "outside_us", lambda *_: 1e3)  # of a norm that is left to Inductor
+    monkeypatch.setattr(search, "remainder_us", lambda *_: 1e3)  # of a norm that is left to Inductor
     x, dy = (torch.randn(rows, cols).to(bf16) for _ in range(2))
     args, function = (x, dy, torch.randn(cols).to(bf16), torch.rand(rows, 1) + 0.5), cast_behind(gradient)
     with collect() as records:
@@ -319,7 +319,7 @@ def largest(x: Any, dy: Any) -> Any:
 @pytest.mark.parametrize("bits", [-1, 0x7FC00000, 0x7F800001])
 def test_a_value_of_a_row_with_the_bits_of_an_empty_slot(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NaN is awaited as any number is: no tile gives up."""
-    monkeypatch.setattr(search, "outside_us", lambda *_: 1e6)  # a kernel of its own for the rows
+    monkeypatch.setattr(search, "remainder_us", lambda *_: 1e6)  # a kernel of its own for the rows
     branches = writing.branches
 
     def failing(*args: Any) -> Iterator[str]:
@@ -340,7 +340,7 @@ def test_a_value_of_a_row_with_the_bits_of_an_empty_slot(bits: int, monkeypatch:
 
 
 def test_tiles_whose_values_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They compute these themselves, with the same bits. Here no program ahead does so."""
+    """They compute these themselves, with the same bits. Here no producer does so."""
     monkeypatch.setattr(writing, "POLLS", 3)
     x, dy = (torch.randn(480, 544).to(bf16) for _ in range(2))
     args, function = (x, dy, torch.randn(544).to(bf16), torch.rand(480, 1) + 0.5), cast_behind(layer)

@@ -39,12 +39,12 @@ SPECIAL = (0.0, float("inf"), float("nan"), 1e-39)
 
 @dataclasses.dataclass(frozen=True)
 class Cast:
-    """One cast: along rows, columns or squares, by blocks of so many elements. `turned`: transposed.
+    """One cast: along rows, columns or squares, by blocks of so many elements. `transposed`: of `x.t()`.
     `packed`: the low halves of two bytes in one, where the dtype is an integer."""
 
     side: str
     block: int
-    turned: bool
+    transposed: bool
     power: bool
     dtype: torch.dtype
     packed: bool = False
@@ -52,10 +52,10 @@ class Cast:
     def of(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows, cols = x.shape
         n, square = self.block, self.side == "square"
-        if self.turned:
+        if self.transposed:
             x = x.t().contiguous()
             rows, cols = cols, rows
-        along_rows = square or (self.side == "rows") != self.turned
+        along_rows = square or (self.side == "rows") != self.transposed
         along_columns = square or not along_rows
         down, across = (n if along_columns else 1), (n if along_rows else 1)
         blocks = x.view(rows // down, down, cols // across, across)
@@ -73,7 +73,7 @@ class Cast:
         data = values.to(self.dtype).view(rows, cols)
         if self.packed and self.dtype == torch.int8:
             data = (data[:, ::2] & 15) | (data[:, 1::2] << 4)
-        return scale.view(rows // down, cols // across), data.t() if self.turned else data
+        return scale.view(rows // down, cols // across), data.t() if self.transposed else data
 
 
 casts = st.builds(
@@ -85,11 +85,11 @@ casts = st.builds(
     st.sampled_from(list(LARGEST)),
     st.booleans(),
 )
-BESIDE = {
+EXTRA_RESULTS = {
     "nothing": lambda z: (),
     "columns": lambda z: (z.amax(0),),  # which needs all rows
     "all": lambda z: (z.abs().amax(), z.min()),
-    "rows both ways": lambda z: (z.amax(1), z.t().amin(1)),
+    "rows of both orders": lambda z: (z.amax(1), z.t().amin(1)),
 }
 seen: collections.Counter[str] = collections.Counter()
 
@@ -107,7 +107,7 @@ def check(
     dtype: torch.dtype,
     before: str,
     kinds: list[Cast],
-    beside: str = "nothing",
+    extra: str = "nothing",
     staged: bool = False,
 ) -> None:
     torch.manual_seed(0)
@@ -119,7 +119,7 @@ def check(
     def function(*args: Any) -> Any:
         z = BEFORE[before](*args)
         results = [result for kind in kinds for result in kind.of(z)]
-        return *results, *BESIDE[beside](z)
+        return *results, *EXTRA_RESULTS[extra](z)
 
     prepare_interpreter()
     graph = traced(function, *[(tuple(a.shape), a.dtype) for a in args])
@@ -130,7 +130,7 @@ def check(
     seen["staged"] += sum(
         "_place_" in k.name for r in records if isinstance(r, RegionRecord) for k in r.kernels
     )
-    seen["ahead"] += sum(isinstance(r, RegionRecord) and r.schedule.produced is not None for r in records)
+    seen["producers"] += sum(isinstance(r, RegionRecord) and r.schedule.produced is not None for r in records)
     fused = {r.strategy.partition(",")[0] for r in records if isinstance(r, RegionRecord)}
     seen.update(fused)
     ours = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*args)
@@ -146,14 +146,14 @@ def check(
     st.sampled_from([bf16, f16, f32, f64]),
     st.sampled_from(sorted(BEFORE)),
     st.lists(casts, min_size=1, max_size=3),
-    st.sampled_from(sorted(BESIDE)),
+    st.sampled_from(sorted(EXTRA_RESULTS)),
     st.booleans(),
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of planted infinities
 def test_casts_by_blocks(
-    shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[Cast], beside: str, staged: bool
+    shape: tuple[int, int], dtype: torch.dtype, before: str, kinds: list[Cast], extra: str, staged: bool
 ) -> None:
-    check(shape, dtype, before, kinds, beside, staged)
+    check(shape, dtype, before, kinds, extra, staged)
 
 
 def test_tiles_were_among_them() -> None:
@@ -164,14 +164,14 @@ def test_tiles_were_among_them() -> None:
 @pytest.mark.parametrize("before", ["largest", "counted"])
 @pytest.mark.parametrize("cols", [512, 640])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_values_of_whole_rows_ahead_of_tiles(before: str, cols: int) -> None:
-    ahead = seen["ahead"]
+def test_values_of_whole_rows_from_producers(before: str, cols: int) -> None:
+    seen_before = seen["producers"]
     kinds = [
         Cast("rows", 32, False, True, torch.float8_e4m3fn),
         Cast("columns", 32, True, True, torch.float8_e4m3fn),
     ]
     check((256, cols), bf16, before, kinds, "columns")
-    assert seen["ahead"] == ahead + 1
+    assert seen["producers"] == seen_before + 1
 
 
 def test_blocks_of_many_lengths() -> None:

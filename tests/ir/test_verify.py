@@ -32,24 +32,24 @@ from mixorder.ir.verify import Form, check_stores, verify
 from mixorder.lowering.lower import lower
 from mixorder.lowering.tile import lower_tile
 from mixorder.transform.finished import finished
+from mixorder.transform.reduction_groups import two_pass
 from mixorder.transform.reorder import reorder
-from mixorder.transform.slabs import reduce_then_apply
 from mixorder.transform.split import split_outer
-from mixorder.transform.whole_slabs import within_a_tile
+from mixorder.transform.whole_groups import within_a_tile
 
 
 @pytest.fixture(scope="module")
 def programs() -> dict[Form, LoopProgram]:
     lowered = lower(only(graphs.layer_norm_backward(512, 256)))
     merged = reorder(split_outer(lowered))
-    over_slabs = lower_tile(within_tile(graphs.batch_norm_backward(4096, 64)))
+    over_reduction_groups = lower_tile(within_tile(graphs.batch_norm_backward(4096, 64)))
     return {
         Form.LOWERED: lowered,
         Form.MERGED: merged,
         Form.COOPERATIVE: share(merged, 2, 2),
-        Form.SLABS: reduce_then_apply(over_slabs),
-        Form.BLOCKED: lower_tile(within_tile(graphs.block_scales(256, 512))),
-        Form.WHOLE_SLABS: within_a_tile(over_slabs),
+        Form.TWO_PASS: two_pass(over_reduction_groups),
+        Form.TILE_LOCAL: lower_tile(within_tile(graphs.block_scales(256, 512))),
+        Form.WHOLE_GROUPS: within_a_tile(over_reduction_groups),
     }
 
 

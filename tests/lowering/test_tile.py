@@ -16,7 +16,7 @@ from mixorder.ir.verify import Form, verify
 
 
 def lowered(function: Any, *specs: Any) -> LoopProgram:
-    return verify(lowered_tile(function, *specs), Form.BLOCKED)
+    return verify(lowered_tile(function, *specs), Form.TILE_LOCAL)
 
 
 def casts_to(program: LoopProgram, dtype: torch.dtype) -> int:

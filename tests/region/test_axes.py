@@ -13,10 +13,10 @@ from mixorder.region.axes import (
     Reduced,
     Space,
     classify,
-    columns_alone,
     is_inner_like,
     is_outer_like,
     space_of,
+    unpaired_space,
 )
 from mixorder.region.factors import Factor
 from mixorder.region.sizes import product, ratio
@@ -155,8 +155,8 @@ def test_classes(name: str) -> None:
         ((S, 8192), (0,), ((S, ROW), (8192, COLUMN))),
     ],
 )
-def test_columns_alone(shape: Any, dims: Any, axes: Any) -> None:
-    assert columns_alone(Reduced(shape, dims)) == Space(axes)
+def test_unpaired_space(shape: Any, dims: Any, axes: Any) -> None:
+    assert unpaired_space(Reduced(shape, dims)) == Space(axes)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_columns_alone(shape: Any, dims: Any, axes: Any) -> None:
 )
 def test_columns_that_make_no_space(shape: Any, dims: Any) -> None:
     """A symbolic number of them, a single one; rows that are not all leading dims."""
-    assert columns_alone(Reduced(shape, dims)) is None
+    assert unpaired_space(Reduced(shape, dims)) is None
 
 
 # Refusals.

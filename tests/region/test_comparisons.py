@@ -105,7 +105,7 @@ def test_two_random_numbers_are_not_one() -> None:
     assert rounded(function) == set()
 
 
-ALONE: dict[str, Function] = {
+NEVER_ROUNDED: dict[str, Function] = {
     "relu": backward(lambda x, w: torch.relu(x * w)),
     "clamp": backward(lambda x, w: torch.clamp(x * w, -1, 1)),
     "norm and relu": backward(lambda x, w: torch.relu(F.rms_norm(x, (COLS,), w))),
@@ -120,9 +120,9 @@ ALONE: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", NEVER_ROUNDED)
 def test_nothing_else_is(name: str) -> None:
-    assert rounded(ALONE[name]) == set()
+    assert rounded(NEVER_ROUNDED[name]) == set()
 
 
 def test_nothing_is_in_float32() -> None:

@@ -12,7 +12,7 @@ from graphs import (
     node,
     only,
     pair,
-    path_through_outside,
+    path_through_remainder,
     traced,
 )
 
@@ -31,11 +31,11 @@ def test_a_sum_that_the_gradient_depends_on_is_read() -> None:
 
     graph = traced(function, HALF, HALF, HALF, ((256, 256), bf16))
     region = only(graph)
-    assert path_through_outside(region) is None
+    assert path_through_remainder(region) is None
     assert node(graph, "add") in region.inputs and node(graph, "add_1") in region.nodes
 
 
-def test_a_cast_of_wide_work_on_a_half_precision_tensor_is_computed_again() -> None:
+def test_a_cast_of_wide_work_on_a_half_precision_tensor_is_recomputed() -> None:
     """The matrix product needs the normalised tensor first. The region reads what it is made from, not it."""
 
     def function(x: Any, dy: Any, m: Any) -> Any:
@@ -47,7 +47,7 @@ def test_a_cast_of_wide_work_on_a_half_precision_tensor_is_computed_again() -> N
 
     graph = traced(function, HALF, HALF, ((256, 256), bf16))
     region = only(graph)
-    assert path_through_outside(region) is None
+    assert path_through_remainder(region) is None
     statistic, hat = node(graph, "mean"), node(graph, "convert_element_type_1")
     assert statistic in region.inputs and hat in region.nodes and hat not in region.outputs
 
@@ -62,7 +62,7 @@ def test_a_cast_of_wide_work_on_a_half_precision_tensor_is_computed_again() -> N
         (lambda x, y: x.to(f32) + (y + x).to(f32), True),
     ],
 )
-def test_what_is_computed_again_reads_no_more_than_it_has_bytes(make: Any, again: bool) -> None:
+def test_what_is_recomputed_reads_no_more_than_it_has_bytes(make: Any, again: bool) -> None:
     graph = traced(lambda x, y: (make(x, y), x @ y.t()), HALF, HALF)
     ((result, _),) = (n.args[0] for n in graph.nodes if n.op == "output")
     assert SpaceAnalysis(512 * 256).recomputed(result) == again
@@ -83,7 +83,9 @@ def test_what_reads_a_scalar_on_another_device_is_left_outside() -> None:
     assert quotient not in region.nodes and (len(region.inner), len(region.outer)) == (1, 1)
 
 
-BESIDE: dict[str, tuple[Any, tuple[int, ...], bool]] = {  # what a gate's gradient reads, of a tensor's shape
+GATE_READS: dict[
+    str, tuple[Any, tuple[int, ...], bool]
+] = {  # what a gate's gradient reads, of a tensor's shape
     "a vector": (lambda x, t: t, (256,), True),
     "a number": (lambda x, t: t, (1,), True),
     "another tensor": (lambda x, t: t, (512, 256), True),
@@ -95,10 +97,10 @@ BESIDE: dict[str, tuple[Any, tuple[int, ...], bool]] = {  # what a gate's gradie
 }
 
 
-@pytest.mark.parametrize("how", BESIDE)
+@pytest.mark.parametrize("how", GATE_READS)
 def test_what_reads_what_a_region_does_is_written_as_well(how: str) -> None:
     """A gate's gradient reads what the norm's does, ones of its own backward, and what is there before."""
-    made, shape, joins = BESIDE[how]
+    made, shape, joins = GATE_READS[how]
 
     def function(x: Any, gate: Any, dy: Any, t: Any) -> Any:
         other = made(x, t)

@@ -117,7 +117,7 @@ def test_an_argument_of_unknown_kind_has_no_key() -> None:
 
 def texts(graph: Graph) -> tuple[str, list[Any]]:
     """The graph afterwards, and all that the records hold."""
-    records = graphs.ends(graph)
+    records = graphs.outcomes(graph)
     text = re.sub(r"constant_args_idx: \d+", "", str(graph))  # counts the launches of the process
     return text, [r if isinstance(r, RegionRecord) else str(r) for r in records]
 

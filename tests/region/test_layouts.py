@@ -14,15 +14,15 @@ from mixorder.region.key import structural_key
 from mixorder.region.layouts import is_free, is_read_as_stated, is_row_major, may_lie_otherwise
 
 FULL = ((48, 64), f32)
-TURNED = ((64, 48), f32)
+TRANSPOSED = ((64, 48), f32)
 
 
 def residual(computed: bool, read: str) -> Callable[..., Any]:
     """A norm's backward with a residual of the other layout. `computed`: by a loop, else it is a placeholder.
     `read`: what reads the result, in that other layout."""
 
-    def function(x: Any, dy: Any, turned: Any) -> Any:
-        other = (turned.sin() if computed else turned).t()
+    def function(x: Any, dy: Any, transposed: Any) -> Any:
+        other = (transposed.sin() if computed else transposed).t()
         product = x * dy
         dx = other + (dy - x * product.sum(1, keepdim=True))
         back = dx.t()
@@ -36,14 +36,14 @@ def residual(computed: bool, read: str) -> Callable[..., Any]:
 
 
 def graph_of(computed: bool, read: str) -> Graph:
-    return traced(residual(computed, read), FULL, FULL, TURNED)
+    return traced(residual(computed, read), FULL, FULL, TRANSPOSED)
 
 
 @pytest.mark.parametrize("computed", [True, False])
 def test_the_layout_of_what_a_loop_computes_is_free(computed: bool) -> None:
     graph = graph_of(computed, "loop")
-    turned = next(n for n in graph.nodes if n.target is torch.ops.aten.permute.default)
-    assert is_free(turned) == computed and not is_row_major(turned)
+    transposed = next(n for n in graph.nodes if n.target is torch.ops.aten.permute.default)
+    assert is_free(transposed) == computed and not is_row_major(transposed)
 
 
 @pytest.mark.parametrize(("read", "stated"), [("loop", False), ("scan", True), ("caller", True)])
@@ -65,7 +65,7 @@ def test_regions_with_other_readers_have_keys_of_their_own() -> None:
         loop, scan = residual(True, "loop"), residual(True, "scan")
         return *loop(*args[:3]), *scan(*args[3:6]), *loop(*args[6:])
 
-    graph = traced(function, *(FULL, FULL, TURNED) * 3)
+    graph = traced(function, *(FULL, FULL, TRANSPOSED) * 3)
     first, second, third = map(structural_key, find(graph))
     assert first == third != second
 

@@ -49,7 +49,7 @@ def view_used_later(x: Any, g: Any, w: Any) -> Any:
 
 
 def used_by_a_member_that_stays(x: Any, g: Any, w: Any) -> Any:
-    """The cast is cheap: it stays for the product, and is computed again in the kernel."""
+    """The cast is cheap: it stays for the product, and is recomputed in the kernel."""
     wide = (g.to(bf16) @ w.to(bf16)).to(f32)
     return *pair(x, wide), wide * g.cumsum(0)
 
@@ -203,5 +203,5 @@ def test_what_is_read_after_the_launch(function: Callable[..., Any], found: int)
     index = {node: i for i, node in enumerate(region.nodes[0].graph.nodes)}
     place = max(index[n] for n in region.nodes)
     stored = [n for n in index if n.op == "placeholder"]
-    again = read_after(region, place, index, stored)
-    assert len(again) == found and again <= set(region.input_buffers)
+    still_read = read_after(region, place, index, stored)
+    assert len(still_read) == found and still_read <= set(region.input_buffers)

@@ -27,7 +27,7 @@ def scaled(x: Any, dim: int) -> tuple[Any, Any]:
     return (x * scale).to(F8), scale
 
 
-def both_ways(x: Any) -> tuple[Any, ...]:
+def mixed_order(x: Any) -> tuple[Any, ...]:
     """A float32 tensor as float8, twice, with a scale for each row and for each column."""
     size = x.abs()
     rows, columns = (448 / size.amax(dim, keepdim=True) for dim in (1, 0))
@@ -51,11 +51,11 @@ def test_a_cast_outside_reads_the_narrower_tensor(returned: bool) -> None:
     assert full_outputs(only(traced(function, FULL, FULL, FULL))) == ["torch.bfloat16", str(F8)]
 
 
-def test_what_inductor_computes_again_need_not_be_written() -> None:
+def test_what_inductor_recomputes_need_not_be_written() -> None:
     """Where the graph's peak leaves no room for it: loops outside then read what it is computed from."""
 
     def function(x: Any, y: Any, z: Any) -> Any:
-        return *both_ways((x + y).float().sin()), *both_ways((x * z).float().sin())
+        return *mixed_order((x + y).float().sin()), *mixed_order((x * z).float().sin())
 
     region = next(find_regions(traced(function, FULL, FULL, FULL)))
     assert isinstance(region, Region) and len(region.inner) == len(region.outer) == 2
@@ -63,9 +63,13 @@ def test_what_inductor_computes_again_need_not_be_written() -> None:
     assert full_outputs(region) == ["torch.bfloat16"] * 2 + [str(F8)] * 2
     both, one = [str(F8)] * 2, ["torch.bfloat16", *[str(F8)] * 2]
     for stored, expected in (([], both), (sums[:1], one), (sums, None)):  # Inductor writes `stored`
-        found = [part for part in smaller(region, NO_ROOM, stored) if part.inner == region.inner]
-        told = [full_outputs(part) for part in found if part.outer == region.outer]
-        assert [part for part in told if part in (both, one)] == ([expected] * 2 if expected else [])
+        found = [
+            subregion for subregion in smaller(region, NO_ROOM, stored) if subregion.inner == region.inner
+        ]
+        told = [full_outputs(subregion) for subregion in found if subregion.outer == region.outer]
+        assert [subregion for subregion in told if subregion in (both, one)] == (
+            [expected] * 2 if expected else []
+        )
 
 
 def test_what_a_product_reads_is_written() -> None:
@@ -92,7 +96,7 @@ def test_a_constant_that_a_product_reads_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("asked_before", [False, True])
-def test_what_is_computed_again_depends_on_no_question_before(asked_before: bool) -> None:
+def test_what_is_recomputed_depends_on_no_question_before(asked_before: bool) -> None:
     """A sum of two inputs reads twice the bytes of its result."""
     graph = traced(lambda x, y: x + y, ((256, 256), f32), ((256, 256), f32))
     (total,) = graph.find_nodes(op="call_function", target=aten.add.Tensor)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config as inductor_config
-from graphs import bf16, ends, f32, find, traced
+from graphs import bf16, f32, find, outcomes, traced
 
 from mixorder.inductor.tensors import padded_strides
 from mixorder.region.padding import fills_gaps, has_gaps, is_filled
@@ -75,7 +75,7 @@ WIDE = ((ROWS, 1200), bf16)
 
 def gaps(function: Callable[..., Any], x: Any = X) -> list[str]:
     (region,) = find(traced(function, x, x, W))
-    return [n.name for n in region.laid]
+    return [n.name for n in region.output_strides]
 
 
 @pytest.mark.parametrize(("function", "x"), [(head, X), (viewed, THREE), (padded_product, X)])
@@ -144,7 +144,7 @@ def test_none_where_inductor_pads_nothing() -> None:
 
 def test_views_have_the_strides_that_follow() -> None:
     graph = traced(viewed, THREE, THREE, W)
-    ends(graph)
+    outcomes(graph)
     found = {
         (n.name.partition("_")[0], tuple(n.meta["val"].stride()))
         for product in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
@@ -196,6 +196,6 @@ def test_which_gaps_are_filled_where_they_are() -> None:
 def test_a_result_whose_gaps_are_filled_has_memory_of_its_own() -> None:
     graph = traced(padded_product, X, X, W)
     (region,) = find(graph)
-    assert [is_filled(n) for n in region.outputs if n in region.laid] == [True]
+    assert [is_filled(n) for n in region.outputs if n in region.output_strides] == [True]
     (region,) = find(traced(head, X, X, W))
-    assert [is_filled(n) for n in region.outputs if n in region.laid] == [False]
+    assert [is_filled(n) for n in region.outputs if n in region.output_strides] == [False]

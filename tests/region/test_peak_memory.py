@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import backward_graph, declined, ends, f32, fused, only, traced
+from graphs import backward_graph, declined, f32, fused, only, outcomes, traced
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
 
@@ -57,7 +57,7 @@ def test_what_is_divided_is_held_until_its_last_piece_is_read(divided: Any) -> N
 
 
 def test_what_a_recomputed_loop_reads_is_held_until_then() -> None:
-    """The sum reads too much to be computed again. What is made of it is, for the last product."""
+    """The sum reads too much to be recomputed. What is made of it is, for the last product."""
 
     def function(w: Any, *terms: Any) -> Any:
         scaled = sum(terms) * 3
@@ -90,7 +90,7 @@ def test_norms_behind_a_residual_are_fused(dtype: torch.dtype) -> None:
         def forward(self, x: Any) -> Any:
             return x.float().square().mean()
 
-    records = ends(backward_graph(torch.nn.Sequential(Block(), Block(), Loss()), (ROWS, COLS)))
+    records = outcomes(backward_graph(torch.nn.Sequential(Block(), Block(), Loss()), (ROWS, COLS)))
     assert [type(record) for record in records] == [RegionRecord] * len(records) and len(records) >= 2
 
 
@@ -105,7 +105,7 @@ def test_the_estimate_is_of_the_region() -> None:
     assert shared.after < alone.after
 
 
-def normalised_again(w: Any, *terms: Any) -> Any:
+def recomputed_norm(w: Any, *terms: Any) -> Any:
     """The forward of a norm for a product, and what its backward reads of the normalised rows."""
     total = sum(terms)
     mean = total.mean(-1, keepdim=True)
@@ -117,7 +117,7 @@ def normalised_again(w: Any, *terms: Any) -> Any:
 
 def test_what_reads_a_norms_statistics_is_stored_with_them() -> None:
     """Inductor stores the rows in the kernel that reduces them, long before it reads them."""
-    graph = traced(normalised_again, ((COLS, COLS), f32), *[FULL] * 4)
+    graph = traced(recomputed_norm, ((COLS, COLS), f32), *[FULL] * 4)
     timeline = Timeline(graph)
     (rows,) = graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
     first, _ = graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
@@ -140,7 +140,7 @@ def test_what_also_reads_a_later_product_is_stored_after_it() -> None:
 
 
 def test_a_member_is_held_until_the_last_node_outside_reads_it() -> None:
-    """Stock keeps the recomputed xhat from the product to the norm. A region that computes it again from the
+    """Stock keeps the recomputed xhat from the product to the norm. A region that recomputes it from the
     terms reads those instead."""
 
     def function(w: Any, *terms: Any) -> Any:
@@ -205,7 +205,7 @@ def test_the_timeline_follows_the_rewrites(layers: int) -> None:
 
     graph = traced(function, FULL, FULL, ((COLS, COLS), f32))
     stock = Timeline(graph).stock
-    records = ends(graph)
+    records = outcomes(graph)
     assert len(records) == layers
     for record in records:
         assert isinstance(record, RegionRecord) and record.planning.peak is not None
@@ -249,7 +249,7 @@ def test_logits_of_a_product_that_torch_has_padded() -> None:
 
 
 def recomputed(a: Any, b: Any, dy: Any, w: Any, p: Any, q: Any) -> Any:
-    """A residual's sum of a forward that is computed again, and the backward of its norm behind the peak."""
+    """A residual's sum of a forward that is recomputed, and the backward of its norm behind the peak."""
     x = a + b
     hidden = x.cos() @ w
     large = ((p @ q) * hidden.sum()).cumsum(0).sum()
@@ -260,8 +260,8 @@ LARGE = ((4 * ROWS, COLS), f32), ((COLS, COLS), f32)
 RECOMPUTED = FULL, FULL, FULL, ((COLS, COLS), f32), *LARGE
 
 
-def test_an_input_that_would_be_held_over_the_peak_is_computed_again() -> None:
-    """Inductor does not store the sum: it computes it again in each loop, and so does the region."""
+def test_an_input_that_would_be_held_over_the_peak_is_recomputed() -> None:
+    """Inductor does not store the sum: it recomputes it in each loop, and so does the region."""
     graph = traced(recomputed, *RECOMPUTED)
     (total,) = (n for n in graph.nodes if n.name == "add")
     stock = Timeline(graph).stock
@@ -327,7 +327,7 @@ def test_a_result_behind_a_view_is_where_the_launch_wrote_it(monkeypatch: pytest
 
     shape = (8, ROWS // 8, COLS)
     graph = traced(function, (shape, f32), (shape, f32), ((COLS, COLS), f32))
-    records = ends(graph)
+    records = outcomes(graph)
     assert [type(record) for record in records] == [RegionRecord] * 2
     (timeline,) = timelines
     views = graph.find_nodes(op="call_function", target=torch.ops.aten.reshape.default)

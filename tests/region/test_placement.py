@@ -9,7 +9,7 @@ import graphs
 import pytest
 import torch
 import torch.distributed._functional_collectives  # registers the operators  # noqa: F401
-from graphs import ALWAYS, declined, ends, f32, find, fused, traced
+from graphs import ALWAYS, declined, f32, find, fused, outcomes, traced
 from torch.fx import Graph, Node
 
 from mixorder import pipeline
@@ -74,7 +74,7 @@ def test_effects_keep_their_order(program: Any) -> None:
     graph = traced(program, FULL, FULL, COLUMN)
     before = effects(graph)
     assert len(before) >= 2
-    (end,) = ends(graph)
+    (end,) = outcomes(graph)
     assert effects(graph) == before
     assert isinstance(end, RegionRecord) or end.reason is DeclineReason.ORDER
 
@@ -83,8 +83,8 @@ def test_effects_keep_their_order(program: Any) -> None:
 def test_the_order_does_not_depend_on_what_is_fused(program: Any) -> None:
     """Two processes of other sizes, of which one is too small, must meet in the same collectives."""
     large, small = (traced(program, ((rows, 256), f32), ((rows, 256), f32), COLUMN) for rows in (512, 200))
-    ends(large, min_numel=100_000)
-    ends(small, min_numel=100_000)
+    outcomes(large, min_numel=100_000)
+    outcomes(small, min_numel=100_000)
     assert effects(large) == effects(small)
 
 
@@ -117,7 +117,7 @@ def test_a_read_stays_before_a_write() -> None:
     for region in find(graph):
         later = moved(region)
         assert (early in later) <= (copy in later)
-    ends(graph)
+    outcomes(graph)
     order = list(graph.nodes)
     assert order.index(early) < order.index(copy)
 
@@ -153,7 +153,7 @@ def used_at_the_end(x: Any, dy: Any, w: Any) -> Any:
 def test_a_late_launch_stands_in_front_of_the_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = FULL, FULL, ((256, 256), f32)
     early, late = (traced(used_at_the_end, *shapes) for _ in range(2))
-    ends(early)
+    outcomes(early)
     monkeypatch.setattr(Timeline, "fits", lambda self, change: change.region.late)
     fused(late)
     products = [[launches_before(n) for n in g.nodes if n.target is aten.mm.default] for g in (early, late)]

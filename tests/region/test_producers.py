@@ -72,8 +72,8 @@ def test_others_do_not(function: Callable[..., Any]) -> None:
 
 
 def test_a_region_without_reductions_has_none() -> None:
-    def turned(x: Any, scales: Any) -> Any:
+    def transposed(x: Any, scales: Any) -> Any:
         return (x.float() * scales).to(torch.float8_e4m3fn).t().contiguous()
 
-    region = within_tile(traced(turned, ((4096, 4096), bf16), ((1, 4096), f32)))
+    region = within_tile(traced(transposed, ((4096, 4096), bf16), ((1, 4096), f32)))
     assert with_row_values(region) is None

@@ -16,9 +16,9 @@ from torch.fx import Graph
 from mixorder.region.find import find_regions
 from mixorder.region.gathers import is_gather
 from mixorder.region.nodes import operands
+from mixorder.region.reduction_groups import reduced_further
 from mixorder.region.region import Region
-from mixorder.region.slabs import reduced_further
-from mixorder.rewrite.spelled import Spelling
+from mixorder.rewrite.canonicalise import Canonicaliser
 
 FULL = ((512, 256), f32)
 HALF = ((512, 256), bf16)
@@ -72,7 +72,7 @@ def checkpointed(x: Any, dy: Any) -> Any:
     return (dy - x_hat * (dy * x_hat).mean(1, keepdim=True)) * rstd, (dy * x_hat).sum(0)
 
 
-def moments_again(x: Any, dy: Any) -> Any:
+def recomputed_moments(x: Any, dy: Any) -> Any:
     """db comes before the recomputed moments, which it does not need and dw does."""
     db, centred = dy.sum(0), x - x.mean(1, keepdim=True)
     x_hat = centred * torch.rsqrt((centred * centred).mean(1, keepdim=True) + 1e-5)
@@ -96,7 +96,7 @@ def qkv_gradient(through: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def kept_outside(x: Any, dy: Any) -> Any:
-    """tanh could be computed again for cumsum, but from a product that the kernel writes."""
+    """tanh could be recomputed for cumsum, but from a product that the kernel writes."""
     t = torch.tanh(x * dy)
     late = t.cumsum(1)
     return (x * late).sum(1), (dy * t).sum(0), dy * late
@@ -107,7 +107,7 @@ def inner_behind_outer(x: Any, dy: Any, m: Any) -> Any:
     return (x * dy * (dw.reshape(1, 256) @ m)).sum(1), dw
 
 
-def moved_statistics(x: Any, dy: Any, w: Any) -> Any:
+def permuted_statistics(x: Any, dy: Any, w: Any) -> Any:
     """The recomputed moments feed, through another order of the rows, what the other reductions read."""
     var, mean = torch.var_mean(x, 2, correction=0, keepdim=True)
     hat = (x - mean) * torch.rsqrt(var + 1e-5)
@@ -168,7 +168,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[graphs.Spec, ...]]] = {
     "two norms of one gradient": (lambda x, y, dy: (*pair(x, dy), *pair(y, dy)), (FULL, FULL, FULL)),
     "row sums in a chain": (in_a_chain, (FULL, FULL)),
     "a checkpointed norm": (checkpointed, (FULL, FULL)),
-    "db of a checkpointed norm": (moments_again, (FULL, FULL)),
+    "db of a checkpointed norm": (recomputed_moments, (FULL, FULL)),
     "two pairs": (lambda a, b, c, d: (*pair(a, b), *pair(c, d)), (FULL, FULL, SQUARE, SQUARE)),
     "heads": (heads, (FULL, FULL)),
     "common axes": (lambda x: (x.sum((2, 3)), x.sum((0, 2, 3)), x * 2), (IMAGE,)),
@@ -195,7 +195,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[graphs.Spec, ...]]] = {
     "a column sum over the rows": (lambda x, dy: ((p := pair(x, dy))[0] * p[1], p[1]), (FULL, FULL)),
     "a table of rows": (spread("row"), (FULL, FULL, SQUARE)),
     "a table of columns": (spread("column"), (FULL, FULL, SQUARE)),
-    "moved statistics": (moved_statistics, (THREE, THREE, ((64,), f32))),
+    "permuted statistics": (permuted_statistics, (THREE, THREE, ((64,), f32))),
     "copies": (copies, (WEIGHT, ((512, 251), f32))),
     "only a weight": (lambda x, dy, w: ((x * w).sum(1), (dy * w).sum(0)), (FULL, FULL, WEIGHT)),
     "other rows": (lambda x: (x.sum(1), x.reshape(384, 240).sum(0)), (((512, 180), f32),)),
@@ -251,7 +251,7 @@ a row sum behind a column sum. cycle
 a column sum over the rows. 512x256: sum_1 | sum_2, x_1 dy_1 -> sub sum_2
 a table of rows. 512x256: sum_1 | sum_2, x_1 dy_1 -> sum_1 sum_2 mul_3
 a table of columns. 512x256: sum_1 | sum_2, x_1 dy_1 -> sum_2 mul_3
-moved statistics. 256x64: sum_1 | sum_2 sum_3, x_1 getitem_1 getitem dy_1 w_1 -> sub_1 sum_2 sum_3
+permuted statistics. 256x64: sum_1 | sum_2 sum_3, x_1 getitem_1 getitem dy_1 w_1 -> sub_1 sum_2 sum_3
 copies. nothing
 only a weight. nothing
 other rows. axis-class
@@ -280,7 +280,7 @@ def test_what_a_column_sum_has_to_precede_is_in_the_region_behind_it() -> None:
 
 @pytest.mark.parametrize("behind", ["a product", "a scan", "nothing"])
 def test_what_a_product_has_read_is_rounded_beside_its_result(behind: str) -> None:
-    """The region computes `v` again, but the product has read the `v` that is in memory."""
+    """The region recomputes `v`, but the product has read the `v` that is in memory."""
 
     def function(x: Any, scale: Any, w: Any, other: Any) -> Any:
         v = x * scale
@@ -318,11 +318,11 @@ def test_what_is_there_for_a_reduction_joins_only_with_it() -> None:
         return codes[:, ::2] | codes[:, 1::2], scale, x.sum(0)
 
     graph = traced(function, FULL)
-    spelling = Spelling(graph)
-    spelling.begin()
-    (region,) = find_regions(graph, spelling.joining)
-    assert isinstance(region, Region) and len(spelling.joining) == 2
-    assert not any(made.intersection(region.nodes) for made in spelling.joining.values())
+    canonicaliser = Canonicaliser(graph)
+    canonicaliser.begin()
+    (region,) = find_regions(graph, canonicaliser.joining)
+    assert isinstance(region, Region) and len(canonicaliser.joining) == 2
+    assert not any(made.intersection(region.nodes) for made in canonicaliser.joining.values())
     assert "convert_element_type" in names(region.outputs)
 
 
@@ -347,10 +347,10 @@ def test_no_pair_no_region(function: Any) -> None:
 
 # Gathers: inside above the reductions, outside below them.
 
-MOVED = ((2, 4, 16), f32)
+HEADS = ((2, 4, 16), f32)
 
 
-def moved_pair(make: Any) -> Any:
+def gathered_pair(make: Any) -> Any:
     """A pair of (2, 4, 16) whose one factor is made by `make` from another tensor."""
 
     def function(x: Any, z: Any) -> Any:
@@ -393,7 +393,9 @@ ABOVE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]]
 
 class Gathers(TestCase):
     def test_above_the_reductions(self) -> None:
-        made = {name: traced(moved_pair(make), MOVED, (shape, f32)) for name, (make, shape) in ABOVE.items()}
+        made = {
+            name: traced(gathered_pair(make), HEADS, (shape, f32)) for name, (make, shape) in ABOVE.items()
+        }
         found = "\n".join(f"{name}. {told(graph)}" for name, graph in made.items())
         self.assertExpectedInline(
             found,
@@ -420,26 +422,26 @@ what lies across memory. 8x16: sum_1 | sum_2, cat x_1 -> sub sum_2""",
 def test_a_split_whose_other_piece_is_needed_outside_stays_for_it() -> None:
     def function(x: Any, z: Any, m: Any) -> Any:
         a, b = torch.exp(z).chunk(2, -1)
-        return *moved_pair(lambda _: torch.cat([b, a], -1))(x, z), a @ m
+        return *gathered_pair(lambda _: torch.cat([b, a], -1))(x, z), a @ m
 
-    graph = traced(function, MOVED, MOVED, ((8, 8), f32))
+    graph = traced(function, HEADS, HEADS, ((8, 8), f32))
     (region,) = convex_in_turn(graph)
     assert not {n.target for n in region.outputs} & {aten.split.Tensor, aten.exp.default}
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 16), (4, 4, 16), (16, 16, 16)])
-def test_no_reduction_is_behind_a_move(shape: tuple[int, ...]) -> None:
+def test_no_reduction_is_behind_a_row_permutation(shape: tuple[int, ...]) -> None:
     """Its rows would be read at another row's place; with as many rows as columns no shape tells."""
 
     def function(x: Any, z: Any) -> Any:
         scaled = x * z.sum(-1, keepdim=True)
-        moved = scaled.permute(1, 0, 2).reshape(shape).contiguous()
-        return (moved * z).sum((0, 1)), scaled.sum((0, 1)), moved[:, 1:]
+        permuted = scaled.permute(1, 0, 2).reshape(shape).contiguous()
+        return (permuted * z).sum((0, 1)), scaled.sum((0, 1)), permuted[:, 1:]
 
     graph = traced(function, (shape, f32), (shape, f32))
     for region in convex_in_turn(graph):
         assert aten.slice.Tensor not in {n.target for n in region.nodes}
-        assert not {a for n in (*region.inner, *region.outer) for a in operands(n)} & region.moved.keys()
+        assert not {a for n in (*region.inner, *region.outer) for a in operands(n)} & region.permuted.keys()
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 16), (16, 16, 16)])
@@ -486,9 +488,9 @@ def test_rows_in_another_order_are_stored_as_their_reader_wants_them(
     wide = ((shape[0] * shape[2], 8), bf16 if form == "cast" else f32)
     graph = traced(function, (shape, f32), (shape, f32), (shape, f32), wide)
     (region,) = convex(graph)
-    moved = {"copy": 1, "cast": 1, "merged": 2, "residual": 1}[form]
-    assert sum(n in region.moved for n in region.nodes if n.target is aten.permute.default) == moved
-    assert [n.target for n in region.outputs if n in region.moved] == [aten.clone.default]
+    permuted = {"copy": 1, "cast": 1, "merged": 2, "residual": 1}[form]
+    assert sum(n in region.permuted for n in region.nodes if n.target is aten.permute.default) == permuted
+    assert [n.target for n in region.outputs if n in region.permuted] == [aten.clone.default]
     assert len(region.outputs) == 2 and region.outputs[-1].meta["val"].is_contiguous()
     list(convex_in_turn(graph))
     assert aten.clone.default not in {n.target for n in graph.nodes}
@@ -502,18 +504,18 @@ def test_a_reader_in_the_rows_own_order_gets_a_store_of_its_own() -> None:
         return back @ m, dx.view(8, 16) @ m[:16], product.sum((0, 1))
 
     (region,) = convex(traced(function, ((2, 4, 16), f32), ((2, 4, 16), f32), ((32, 8), f32)))
-    assert sorted(n in region.moved for n in region.outputs) == [False, False, True]
+    assert sorted(n in region.permuted for n in region.outputs) == [False, False, True]
 
 
-@pytest.mark.parametrize("other", ["unmoved", "moved_otherwise", "reduction"])
+@pytest.mark.parametrize("other", ["unpermuted", "permuted_otherwise", "reduction"])
 def test_rows_of_two_orders_do_not_meet(other: str) -> None:
     def function(x: Any, z: Any) -> Any:
         product = x * z
         total = product.sum(-1, keepdim=True)
         dx = x - z * total
         second = {
-            "unmoved": dx,
-            "moved_otherwise": dx.reshape(2, 8, 16, 16).permute(1, 0, 2, 3).reshape(16, 16, 16),
+            "unpermuted": dx,
+            "permuted_otherwise": dx.reshape(2, 8, 16, 16).permute(1, 0, 2, 3).reshape(16, 16, 16),
             "reduction": total,
         }[other]
         return torch.exp(dx.permute(1, 0, 2)) * second, product.sum((0, 1))
@@ -527,13 +529,13 @@ def test_rows_of_two_orders_do_not_meet(other: str) -> None:
 def test_half_of_a_tensor_that_is_dear_to_make_is_not_made_twice() -> None:
     def function(x: Any, a: Any, b: Any) -> Any:
         half = a * b
-        return *moved_pair(lambda z: F.pad(z, (8, 0)))(x, half), half.cumsum(-1)
+        return *gathered_pair(lambda z: F.pad(z, (8, 0)))(x, half), half.cumsum(-1)
 
-    (region,) = convex(traced(function, MOVED, ((2, 4, 8), f32), ((2, 4, 8), f32)))
+    (region,) = convex(traced(function, HEADS, ((2, 4, 8), f32), ((2, 4, 8), f32)))
     assert "mul" in names(region.inputs)
 
 
-def test_layers_of_a_network_are_not_swept_for_slabs() -> None:
+def test_layers_of_a_network_are_not_swept_for_reduction_groups() -> None:
     """Each layer's sums have all earlier layers' results behind them, none of which is reduced further."""
 
     def layers(x: Any, *dys: Any) -> Any:
@@ -545,5 +547,5 @@ def test_layers_of_a_network_are_not_swept_for_slabs() -> None:
 
     rows = ((512, 256), f32)
     assert not reduced_further(traced(layers, *[rows] * 4).nodes)
-    slabs = graphs.group_norm_backward(4, 196, 64, 8).nodes
-    assert reduced_further(slabs) == {4 * 196 * 64}
+    nodes = graphs.group_norm_backward(4, 196, 64, 8).nodes
+    assert reduced_further(nodes) == {4 * 196 * 64}

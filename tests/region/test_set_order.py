@@ -84,9 +84,9 @@ def told(graph: Graph) -> list[str]:
     memory they may take."""
     memory, found = Timeline(graph), list(find_regions(graph))
     assert found
-    parts = [part for one in found if isinstance(one, Region) for part in moves(one)]
-    further = [part for one in parts for part in moves(one)]
-    return [str(one) for one in (memory.stock, memory.fused, *found, *parts, *further)]
+    subregions = [subregion for one in found if isinstance(one, Region) for subregion in moves(one)]
+    further = [subregion for one in subregions for subregion in moves(one)]
+    return [str(one) for one in (memory.stock, memory.fused, *found, *subregions, *further)]
 
 
 @pytest.mark.parametrize("name", MADE)

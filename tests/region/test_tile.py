@@ -185,8 +185,8 @@ def test_complex_numbers_give_a_reason() -> None:
 
 def patches(x: Any) -> Any:
     """14 x 14 points of an image beside each other, normalised."""
-    beside = x.view(16, 16, 14, 16, 14).permute(0, 1, 3, 2, 4).reshape(16, 256, 196)
-    return torch.nn.functional.layer_norm(beside, (196,))
+    patches = x.view(16, 16, 14, 16, 14).permute(0, 1, 3, 2, 4).reshape(16, 256, 196)
+    return torch.nn.functional.layer_norm(patches, (196,))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_is_within_tile(shape: tuple[int, ...], dims: tuple[int, ...], within: b
     assert is_within_tile(node) == within
 
 
-def test_what_loops_compute_again_from_small_results_is_not_written() -> None:
+def test_what_loops_recompute_from_small_results_is_not_written() -> None:
     """A norm over channels that lie across memory: its normalised input, which the norm's backward needs
     again, would be float32."""
 

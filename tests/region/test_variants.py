@@ -9,7 +9,7 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import bf16, ends, f32, fused, only, path_through_outside, traced
+from graphs import bf16, f32, fused, only, outcomes, path_through_remainder, traced
 from support import quantised
 from torch.fx import Graph
 
@@ -20,7 +20,7 @@ from mixorder.region.find import RegionSearch, find_regions
 from mixorder.region.region import Region
 from mixorder.region.variants import lighter, smaller
 from mixorder.report import RegionRecord
-from mixorder.rewrite.spelled import Spelling
+from mixorder.rewrite.canonicalise import Canonicaliser
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 
@@ -43,40 +43,40 @@ def record_of(graph: Graph) -> RegionRecord:
 
 
 def first(graph: Graph) -> Region:
-    """The search stands still behind it: a part is grown before the search goes on."""
+    """The search stands still behind it: a subregion is grown before the search goes on."""
     region = next(find_regions(graph))
     assert isinstance(region, Region)
     return region
 
 
-def test_each_part_is_a_smaller_convex_region_with_a_pair() -> None:
+def test_each_subregion_is_smaller_and_convex_with_a_pair() -> None:
     region = first(many_sums(512, 256, 2))
     found = smaller(region, TOO_WIDE, ())
     assert len(found) == 3  # without dw, and without either sum
-    for part in found:
-        assert set(part.nodes) < set(region.nodes) and part.inner and part.outer
-        assert path_through_outside(part) is None
-        assert part.seed.without
+    for subregion in found:
+        assert set(subregion.nodes) < set(region.nodes) and subregion.inner and subregion.outer
+        assert path_through_remainder(subregion) is None
+        assert subregion.seed.without
 
 
-def test_a_part_without_a_reduction_leaves_out_what_is_there_for_it() -> None:
+def test_a_subregion_without_a_reduction_leaves_out_what_is_there_for_it() -> None:
     graph = traced(lambda x: quantised.mx4_both(x), ((512, 512), bf16))
-    spelling = Spelling(graph)
-    spelling.begin()
-    region = next(find_regions(graph, spelling.joining))
+    canonicaliser = Canonicaliser(graph)
+    canonicaliser.begin()
+    region = next(find_regions(graph, canonicaliser.joining))
     assert isinstance(region, Region)
-    parts = smaller(region, TOO_WIDE, ())
-    left = [{n for n in spelling.joining if n not in part.nodes} for part in parts]
+    subregions = smaller(region, TOO_WIDE, ())
+    left = [{n for n in canonicaliser.joining if n not in subregion.nodes} for subregion in subregions]
     assert max(map(len, left)) == 1
-    for part, without in zip(parts, left, strict=True):
-        assert all(spelling.joining[n].isdisjoint(part.nodes) for n in without)
+    for subregion, without in zip(subregions, left, strict=True):
+        assert all(canonicaliser.joining[n].isdisjoint(subregion.nodes) for n in without)
 
 
 @pytest.fixture
 def no_exchange(plan_with: Callable[..., None]) -> None:
     """A device whose programs cannot share a row."""
-    alone = dataclasses.replace(H200, exchanges=False)
-    plan_with(device=alone)
+    without_exchanges = dataclasses.replace(H200, exchanges=False)
+    plan_with(device=without_exchanges)
 
 
 @pytest.mark.usefixtures("no_exchange")
@@ -107,7 +107,7 @@ def test_a_chain_of_norms_that_is_too_wide_becomes_two_regions() -> None:
     graph = norms_in_a_chain(8192)
     whole = only(graph)
     assert (len(whole.inner), len(whole.outer)) == (4, 4)
-    found = [(len(r.inner), len(r.outer)) for r in ends(graph) if isinstance(r, RegionRecord)]
+    found = [(len(r.inner), len(r.outer)) for r in outcomes(graph) if isinstance(r, RegionRecord)]
     assert found == [(3, 2), (1, 2)]
 
 
@@ -136,10 +136,10 @@ def rotated(q: Any, k: Any, v: Any, inverse: Any) -> Any:
     cos, sin = (torch.cat([t, t], -1) for t in (angle.cos(), angle.sin()))
 
     def back(y: Any) -> Any:
-        turned, rest = y[..., : 2 * half].float(), y[..., 2 * half :]
-        other = turned * sin
+        rotary, rest = y[..., : 2 * half].float(), y[..., 2 * half :]
+        other = rotary * sin
         other = torch.cat((other[..., half:], -other[..., :half]), -1)
-        return torch.cat(((turned * cos + other).to(y.dtype), rest), -1)
+        return torch.cat(((rotary * cos + other).to(y.dtype), rest), -1)
 
     both = torch.cat((back(q), back(k), v), -1).permute(0, 2, 1, 3).reshape(batch * tokens, -1)
     return both, both.sum(0)
@@ -162,7 +162,7 @@ def test_lighter_regions_read_tables_or_gathers() -> None:
     region = first(rotated_graph())
     assert reads(region) == {"q_1", "k_1", "v_1", "inverse_1"}
     tables, plain = lighter(region, {"cos", "sin"})
-    assert all(path_through_outside(part) is None for part in (tables, plain))
+    assert all(path_through_remainder(subregion) is None for subregion in (tables, plain))
     assert reads(tables) == {"q_1", "k_1", "v_1", "clone", "clone_2"}  # of 2048 x 32
     assert targets(tables).isdisjoint({aten.cos.default, aten.sin.default})
     assert aten.cat.default not in targets(plain)
@@ -173,9 +173,9 @@ def test_few_warps_do_not_compute_sines() -> None:
     """A thread computes its elements' one after the other. H100, 1024x4096: 148 us, by Inductor 28."""
 
     def function(large: Any, w: Any, dy: Any, angle: Any) -> Any:
-        turned = dy * angle.sin() + dy.roll(32, -1) * angle.cos()
-        turned = turned.permute(0, 2, 1, 3).reshape(1024, 4096)
-        return (large @ w @ w).sum(), turned, turned.sum(0)  # the graph holds the most elsewhere
+        rotated = dy * angle.sin() + dy.roll(32, -1) * angle.cos()
+        rotated = rotated.permute(0, 2, 1, 3).reshape(1024, 4096)
+        return (large @ w @ w).sum(), rotated, rotated.sum(0)  # the graph holds the most elsewhere
 
     large, piece = ((2**19, 256), bf16), ((2, 32, 512, 128), bf16)
     graph = traced(function, large, ((256, 256), bf16), piece, ((512, 128), f32))
@@ -237,12 +237,12 @@ def test_last_steps_are_left_out_where_one_program_would_have_too_many_results()
 
     graph = traced(function, ((16, 512, 3200), bf16), ((16, 512, 3200), bf16), ((512,), f32))
     region = first(graph)
-    part, *_ = smaller(region, TOO_WIDE, ())
-    assert set(part.nodes) < set(region.nodes)
+    subregion, *_ = smaller(region, TOO_WIDE, ())
+    assert set(subregion.nodes) < set(region.nodes)
     assert [tuple(n.meta["val"].shape) for n in region.outer] == [(16, 512)] * 2 + [(16, 1)] + [(512,)] * 2
-    assert [tuple(n.meta["val"].shape) for n in part.outer] == [(16, 512)] * 2 + [(16, 1)]
-    names = [n.name for n in part.outer]
-    record, *_ = ends(graph, min_numel=0)
+    assert [tuple(n.meta["val"].shape) for n in subregion.outer] == [(16, 512)] * 2 + [(16, 1)]
+    names = [n.name for n in subregion.outer]
+    record, *_ = outcomes(graph, min_numel=0)
     assert isinstance(record, RegionRecord) and [n.name for n in record.outer] == names
 
 
@@ -256,15 +256,15 @@ def of_two_tensors() -> tuple[Graph, RegionSearch, Region]:
 
 
 def of_one_tensor(region: Region, why: DeclineReason) -> list[Region]:
-    parts = smaller(region, Decline(why, "for a test"), ())
-    return [part for part in parts if (len(part.inner), len(part.outer)) == (1, 1)]
+    subregions = smaller(region, Decline(why, "for a test"), ())
+    return [subregion for subregion in subregions if (len(subregion.inner), len(subregion.outer)) == (1, 1)]
 
 
 @pytest.mark.parametrize("why", [DeclineReason.MEMORY, DeclineReason.ORDER])
 def test_a_part_has_the_reductions_of_one_tensor(why: DeclineReason) -> None:
     _, _, region = of_two_tensors()
     first_half, other_half = (
-        {*part.inner, *part.outer} for part in dict.fromkeys(of_one_tensor(region, why))
+        {*subregion.inner, *subregion.outer} for subregion in dict.fromkeys(of_one_tensor(region, why))
     )
     assert first_half | other_half == {*region.inner, *region.outer}
     assert first_half.isdisjoint(other_half)
@@ -272,15 +272,15 @@ def test_a_part_has_the_reductions_of_one_tensor(why: DeclineReason) -> None:
 
 def test_what_is_left_of_a_region_has_one_of_its_own() -> None:
     _, search, region = of_two_tensors()
-    part, *_ = of_one_tensor(region, DeclineReason.MEMORY)
-    rest = search.send(part)
+    subregion, *_ = of_one_tensor(region, DeclineReason.MEMORY)
+    rest = search.send(subregion)
     assert isinstance(rest, Region)
-    left = {*region.inner, *region.outer} - {*part.inner, *part.outer}
+    left = {*region.inner, *region.outer} - {*subregion.inner, *subregion.outer}
     assert left <= {*rest.inner, *rest.outer}  # the graph is as it was, so that the others join it
 
 
-def test_loops_outside_compute_again_what_casts_of_columns_are_computed_from() -> None:
-    """The sum is too much to compute again for nothing: without memory, loops behind the product do."""
+def test_loops_outside_recompute_what_casts_of_columns_are_computed_from() -> None:
+    """The sum is too much to recompute for nothing: without memory, loops behind the product do."""
 
     def function(x: Any, y: Any, w: Any, a: Any) -> Any:
         scaled = (x + y).float() * w

@@ -1,4 +1,4 @@
-"""Tensors that are spelled as a `cat` of their pieces while regions are looked for."""
+"""Tensors that are canonicalised to a `cat` of their pieces while regions are looked for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import bf16, ends, f32, pair, snapshot, traced
+from graphs import bf16, f32, outcomes, pair, snapshot, traced
 from torch.fx import Graph, GraphModule, Interpreter
 
-from mixorder.rewrite.spelled import Spelling
+from mixorder.rewrite.canonicalise import Canonicaliser
 
 aten = torch.ops.aten
 PART, WHOLE = ((8, 4), bf16), ((8, 16), bf16)
@@ -23,7 +23,7 @@ def placed(whole: Any, part: Any, start: int, dim: int = 1) -> Any:
 
 
 # Of two parts that loops compute and of a whole tensor; the sizes of the pieces that come of it.
-SPELLED: dict[str, tuple[Made, list[int]]] = {
+CANONICALISED: dict[str, tuple[Made, list[int]]] = {
     "a slice write": (lambda a, b, x: placed(x, a, 4), [4, 4, 8]),
     "a slice write at the end": (lambda a, b, x: torch.slice_scatter(x, a, 1, -4), [12, 4]),
     "of zeros": (lambda a, b, x: placed(torch.zeros_like(x), a, 0), [4, 12]),
@@ -86,12 +86,12 @@ def given() -> list[torch.Tensor]:
     return [a, b, x]
 
 
-@pytest.mark.parametrize("how", SPELLED)
-def test_pieces_are_spelled_as_a_cat_and_back(how: str) -> None:
-    made, sizes = SPELLED[how]
+@pytest.mark.parametrize("how", CANONICALISED)
+def test_pieces_are_canonicalised_to_a_cat_and_restored(how: str) -> None:
+    made, sizes = CANONICALISED[how]
     graph, function = graph_of(made)
-    before, spelling, inputs = snapshot(graph), Spelling(graph), given()
-    spelling.begin()
+    before, canonicaliser, inputs = snapshot(graph), Canonicaliser(graph), given()
+    canonicaliser.begin()
     (cat,) = (n for n in graph.nodes if n.target is aten.cat.default)
     assert [n.meta["val"].shape[cat.args[1]] for n in cat.args[0]] == sizes
     assert not any(
@@ -100,7 +100,7 @@ def test_pieces_are_spelled_as_a_cat_and_back(how: str) -> None:
     mine, eager = Interpreter(GraphModule({}, graph)).run(*inputs), function(*inputs)
     mine = mine if isinstance(mine, torch.Tensor) else mine[0]
     assert torch.equal(mine, eager) and torch.equal(mine.signbit(), eager.signbit())
-    spelling.end()
+    canonicaliser.end()
     graph.lint()
     assert snapshot(graph) == before
 
@@ -110,22 +110,22 @@ def test_a_piece_that_others_read_is_copied_first_where_a_kernel_can_write_its_p
         return torch.cat([a.neg(), x, b.neg()], 1), torch.cat([b.neg(), x], 1), x @ x.t()
 
     graph = traced(function, ((8, 16), bf16), ((8, 4), bf16), WHOLE)
-    before, spelling = snapshot(graph), Spelling(graph)
-    spelling.begin()
+    before, canonicaliser = snapshot(graph), Canonicaliser(graph)
+    canonicaliser.begin()
     (copy,) = (n for n in graph.nodes if n.target is aten.clone.default)
     ((cat, *none),) = (list(copy.users),)
     assert [n is copy for n in cat.args[0]] == [False, True, False] and not none
-    spelling.end()
+    canonicaliser.end()
     assert snapshot(graph) == before
 
 
 @pytest.mark.parametrize("how", LEFT)
 def test_what_is_no_matter_of_pieces_is_left(how: str) -> None:
     graph, _ = graph_of(LEFT[how])
-    before, spelling = snapshot(graph), Spelling(graph)
-    spelling.begin()
+    before, canonicaliser = snapshot(graph), Canonicaliser(graph)
+    canonicaliser.begin()
     assert snapshot(graph) == before
-    spelling.end()
+    canonicaliser.end()
     assert snapshot(graph) == before
 
 
@@ -137,7 +137,7 @@ def test_what_a_kernel_writes_a_piece_of_stays_a_cat(min_numel: int) -> None:
 
     graph = traced(function, ((64, 32), f32), ((64, 32), f32))
     before = snapshot(graph)
-    ends(graph, min_numel=min_numel)
+    outcomes(graph, min_numel=min_numel)
     targets = [n.target for n in graph.nodes]
     assert (aten.cat.default in targets) == (min_numel == 0)
     assert (aten.slice_scatter.default in targets) == (min_numel > 0) and int not in targets
@@ -153,5 +153,5 @@ def test_sizes_that_torch_knows_by_now_are_no_pieces() -> None:
     size.meta["val"] = 4
     node.args = (*node.args[:3], size, *node.args[4:])
     before = str(graph)
-    Spelling(graph).begin()
+    Canonicaliser(graph).begin()
     assert str(graph) == before

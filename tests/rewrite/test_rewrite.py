@@ -18,7 +18,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Mod
 
 from mixorder.region.nodes import fake, size_of
 from mixorder.rewrite.graph_writer import GraphWriter
-from mixorder.rewrite.rewrite import copy_parts
+from mixorder.rewrite.rewrite import copy_slices
 
 aten = torch.ops.aten
 FULL = ((512, 256), f32)
@@ -117,7 +117,7 @@ def test_a_small_result_that_only_loops_read_is_handed_on_in_float32() -> None:
     full = ((512, 256), bf16)
     graph = traced(function, full, full, ((256, 256), bf16), ((512, 128), bf16))
     region = only(graph)
-    (scale,) = region.widened
+    (scale,) = region.kept_fp32
     assert fake(scale).shape == (512, 1)  # a matrix product and a scan read dw from memory
     assert fuse(graph) == 1
     casts = calls(graph, torch.ops.prims.convert_element_type.default)
@@ -126,7 +126,7 @@ def test_a_small_result_that_only_loops_read_is_handed_on_in_float32() -> None:
     assert (fake(result).dtype, fake(cast).dtype) == (f32, bf16)
     assert fake(cast).stride() == (1, 1) and cast.users
     with torch._inductor.config.patch(emulate_precision_casts=True):
-        assert not only(traced(function, full, full, ((256, 256), bf16), ((512, 128), bf16))).widened
+        assert not only(traced(function, full, full, ((256, 256), bf16), ((512, 128), bf16))).kept_fp32
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
@@ -137,7 +137,7 @@ def test_a_result_that_leaves_the_graph_has_its_dtype(dtype: torch.dtype) -> Non
         return product.sum(0), scale.view(-1), scale + 1, dy - x * product.sum(1, keepdim=True)
 
     graph = traced(function, ((512, 256), dtype), ((512, 256), dtype))
-    assert not only(graph).widened
+    assert not only(graph).kept_fp32
     fuse(graph)
     assert not calls(graph, torch.ops.prims.convert_element_type.default)
 
@@ -187,7 +187,7 @@ def test_a_part_that_a_convolution_copies_twice_is_copied_once(
     batch, channels = (2, 256) if dim == 0 else (4, 128)
     graph = traced(function, FULL, FULL, ((batch, channels, 8, 16), f32), ((channels, channels, 1, 1), f32))
     assert fuse(graph) == 1
-    copy_parts(graph)
+    copy_slices(graph)
     graph.lint()
     found = calls(graph, aten.clone.default)
     assert len(found) == (dim == 1 and all(wanted[:2]) and not transposed)

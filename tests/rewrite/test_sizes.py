@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from graphs import ends, f32, traced_rows
+from graphs import f32, outcomes, traced_rows
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -22,7 +22,7 @@ FULL, SPLIT, SQUARE, COLUMN = ((512, 256), f32), ((512, 2, 128), f32), ((256, 25
 
 
 def checkpointed(x: Any, dy: Any, w: Any, v: Any) -> Any:
-    """A norm that is computed again for a matrix product, and its backward."""
+    """A norm that is recomputed for a matrix product, and its backward."""
     rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
     y = x * rstd * w
     late = torch.mm(dy.reshape(x.shape[0], 256), v)
@@ -43,9 +43,9 @@ def asked_inside() -> tuple[Graph, Node]:
 def test_a_region_does_not_wait_for_a_size_of_its_own_result() -> None:
     graph, _ = asked_inside()
     with mock.patch.object(pipeline, "sizes_from_inputs", lambda graph: None):
-        (before,) = ends(graph)
+        (before,) = outcomes(graph)
     graph, _ = asked_inside()
-    (fused,) = ends(graph)
+    (fused,) = outcomes(graph)
     assert isinstance(before, RegionRecord) and isinstance(fused, RegionRecord)
     assert len(before.inner) == 1 and len(fused.inner) == 2  # the forward's mean is left out, or not
 

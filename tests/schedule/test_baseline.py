@@ -11,7 +11,7 @@ from torch.fx import Graph
 
 from mixorder.inductor import config, versions
 from mixorder.lowering.lower import lower
-from mixorder.rewrite.spelled import Spelling
+from mixorder.rewrite.canonicalise import Canonicaliser
 from mixorder.schedule.baseline import Kernel, kernels_of
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import BY_ROW, PRICES, instructions_by_node
@@ -93,10 +93,10 @@ def test_sums_of_all_elements_beside_sums_of_rows() -> None:
 
 
 def kinds_of_whole_sums(function: Any, shape: Any) -> list[tuple[str, int]]:
-    spelling = Spelling(graph := traced(function, (shape, bf16), (shape, bf16)))
-    spelling.begin()
+    canonicaliser = Canonicaliser(graph := traced(function, (shape, bf16), (shape, bf16)))
+    canonicaliser.begin()
     found = kinds(graph)
-    spelling.end()
+    canonicaliser.end()
     return found
 
 
@@ -109,7 +109,7 @@ def test_nothing_is_mixed_where_the_user_has_it_off(option: dict[str, bool]) -> 
 
 
 def test_what_is_left_to_inductor_is_not_mixed() -> None:
-    """What is told is beside Inductor as shipped; what is fused is decided beside what is left otherwise."""
+    """What is told is compared with Inductor as shipped; what is left otherwise decides what is fused."""
     mixed, plain = (
         fused(traced(pair, (shape, f32), (shape, f32))).expected for shape in (LARGE, (512, 1024))
     )

@@ -68,9 +68,9 @@ def test_too_many_columns_say_how_many_fit() -> None:
 
 
 def test_a_device_without_exchange_declines() -> None:
-    alone = dataclasses.replace(H200, exchanges=False)
+    without_exchanges = dataclasses.replace(H200, exchanges=False)
     with pytest.raises(Decline) as caught:
-        choose_shared(RMS, alone)
+        choose_shared(RMS, without_exchanges)
     assert caught.value.reason is DeclineReason.ROW_TOO_WIDE
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, ends, f32, fused, traced
+from graphs import bf16, f32, fused, outcomes, traced
 from torch.fx import Graph
 
 from mixorder.options import Options
@@ -27,7 +27,7 @@ JOINED: dict[str, Join] = {
         [p.view(4, ROWS // 4, -1).transpose(0, 1) for p in parts], -1
     ),
 }
-APART: dict[str, Join] = {
+UNJOINED: dict[str, Join] = {
     "as they are": lambda parts: parts,
     "the parts as well": lambda parts: [torch.cat(parts, -1), parts],
     "a loop of the same size reads them": lambda parts: [p.sin() for p in parts],
@@ -55,9 +55,9 @@ def norms(widths: list[int], join: Join) -> Graph:
     return traced(function, ((ROWS, sum(widths)), bf16), ((ROWS, 1), f32), *parts)
 
 
-@pytest.mark.parametrize("how", [*JOINED, *APART])
+@pytest.mark.parametrize("how", [*JOINED, *UNJOINED])
 def test_what_is_joined(how: str) -> None:
-    graph = norms([448, 64], (JOINED | APART)[how])
+    graph = norms([448, 64], (JOINED | UNJOINED)[how])
     record = fused(graph)
     moved, expected = record.traffic, record.expected
     dx = 2 * ROWS * 448
@@ -69,7 +69,9 @@ def test_what_is_joined(how: str) -> None:
 @pytest.mark.parametrize("widths", [[2048, 1024, 1024], [1024, 1024, 1024, 1024]])
 def test_norms_are_fused_also_where_their_gradients_are_copied(widths: list[int]) -> None:
     """Inductor's own kernel for both kinds of sums would take less time, and is off."""
-    records = ends(norms(widths, JOINED["a loop reads what they are joined to"]), min_numel=Options.min_numel)
+    records = outcomes(
+        norms(widths, JOINED["a loop reads what they are joined to"]), min_numel=Options.min_numel
+    )
     assert len(records) == len(widths) - 1
     for record in records:
         assert isinstance(record, RegionRecord)
@@ -78,7 +80,7 @@ def test_norms_are_fused_also_where_their_gradients_are_copied(widths: list[int]
 
 @pytest.mark.parametrize("how", ["as they are", "cat", "the parts as well"])
 def test_norms_whose_gradients_are_not_copied_are_fused(how: str) -> None:
-    records = ends(norms([2048, 1024, 1024], APART[how]), min_numel=Options.min_numel)
+    records = outcomes(norms([2048, 1024, 1024], UNJOINED[how]), min_numel=Options.min_numel)
     assert len(records) == 2 and all(isinstance(r, RegionRecord) for r in records)
 
 
@@ -88,13 +90,13 @@ def test_a_region_with_a_copy_has_another_key() -> None:
     def join(parts: list[Any]) -> Any:
         return parts[0], torch.cat(parts[1:], -1).sin()
 
-    first, second = ends(norms([1024, 1024, 64], join))
+    first, second = outcomes(norms([1024, 1024, 64], join))
     assert isinstance(first, RegionRecord) and isinstance(second, RegionRecord)
     assert sorted([first.traffic.joined, second.traffic.joined]) == [0, 2 * ROWS * 1024]
 
 
 def test_a_member_joins_nothing() -> None:
-    graph = norms([448, 64], APART["cat"])
+    graph = norms([448, 64], UNJOINED["cat"])
     (cat,) = (n for n in graph.nodes if n.target is aten.cat.default)
     dx = cat.args[0][0]
     assert is_joined(dx, []) and not is_joined(dx, [cat])

@@ -20,7 +20,7 @@ from mixorder.errors import Decline, DeclineReason
 from mixorder.schedule import persistent
 from mixorder.schedule.facts import RowFacts
 from mixorder.schedule.persistent import MAX_COLS, choose, even, layouts
-from mixorder.schedule.persistent_space import PersistentSpace
+from mixorder.schedule.persistent_search_space import PersistentSearchSpace
 from mixorder.schedule.plan import next_power_of_2
 
 RMS = row_facts(32768, 768, load_bytes=4, words=4)
@@ -41,10 +41,10 @@ ASKED: list[dict[str, Any]] = [
     {"levels": 0},
     {"levels": 2},
     {"narrow": True},
-    {"against": True},
+    {"minority_along_rows": True},
     {"along_rows": True, "sector_rows": 16},
-    {"both_ways": True, "sector_rows": 8},
-    {"hot": True},
+    {"mixed_layouts": True, "sector_rows": 8},
+    {"cached_table": True},
     {"repeated_bytes": 40},
     {"item_bytes": 1, "widest_bytes": 4},
 ]
@@ -93,7 +93,7 @@ def test_any_schedule_is_launchable(
         per_sm = -(-schedule.splits // device.num_sm)
         assert per_sm <= 4 and per_sm * warps * device.warp_size <= device.max_threads
         assert per_sm * staged * (stages - 1) <= device.shared_memory
-        assert in_chunks or PersistentSpace(work, device, schedule).legal(schedule)
+        assert in_chunks or PersistentSearchSpace(work, device, schedule).legal(schedule)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -134,11 +134,11 @@ TABLES = {"rows": 2**19, "repeated_bytes": 20, "staged_bytes": 20}
         ({"cols": 2048}, 1, 8, 396),
         ({"cols": 128}, 8, 4, 792),
         ({"cols": 4096}, 2, 8, 132),
-        ({"cols": 2048, "hot": True}, 1, 2, 1584),
+        ({"cols": 2048, "cached_table": True}, 1, 2, 1584),
     ],
 )
 def test_tables_that_rows_share(changes: dict[str, Any], rows: int, warps: int, programs: int) -> None:
-    """Nothing is loaded ahead. 24 warps of a multiprocessor have 8 elements in a thread, in wide rows 8 have
+    """Nothing is prefetched. 24 warps of a multiprocessor have 8 elements in a thread, in wide rows 8 have
     32, and those of a table that is cached have their tile."""
     found = choose(with_numbers(RMS, **TABLES, **changes), H200)
     assert graphs.tile_of(found) == (rows, warps, 1) and found.splits == programs

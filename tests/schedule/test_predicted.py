@@ -119,7 +119,7 @@ MOVED = Traffic(100, 50, 10, 0)
 
 
 @pytest.mark.parametrize(
-    ("ours", "launches", "over_slabs", "told"),
+    ("ours", "launches", "over_reduction_groups", "told"),
     [
         (99.0, 3, False, "us for Inductor's"),
         (97.0, 2, False, "us for Inductor's, at least 4% less is asked for"),
@@ -127,13 +127,15 @@ MOVED = Traffic(100, 50, 10, 0)
         (90.0, 1, True, "us for Inductor's, at least 10% less is asked for"),
     ],
 )
-def test_tiles_and_slabs_have_to_save_time(ours: float, launches: int, over_slabs: bool, told: str) -> None:
+def test_tiles_and_reduction_groups_have_to_save_time(
+    ours: float, launches: int, over_reduction_groups: bool, told: str
+) -> None:
     """Any, where they spare a launch."""
-    assert too_little(taking(97.0, 98.0), over_slabs) is None
-    assert too_little(taking(88.0, 98.0, launches), over_slabs) is None
+    assert too_little(taking(97.0, 98.0), over_reduction_groups) is None
+    assert too_little(taking(88.0, 98.0, launches), over_reduction_groups) is None
     takes = taking(ours, 98.0, launches)
     with pytest.raises(Decline) as slower:
-        check_saves(takes, too_little(takes, over_slabs))
+        check_saves(takes, too_little(takes, over_reduction_groups))
     assert slower.value.reason is DeclineReason.SLOWER
     assert slower.value.detail == f"{ours} us predicted for mixorder's kernels, 98.0 {told}"
     check_saves(takes, None)

@@ -1,4 +1,4 @@
-"""Programs for values of whole rows: how many rows they have, and how far ahead they are."""
+"""Programs for values of whole rows: how many rows they have, and their lag."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from mixorder.errors import Decline
 from mixorder.schedule.device import H200, DeviceInfo
 from mixorder.schedule.plan import Launch, Plan, in_tiles
-from mixorder.schedule.producers import Groups, groups_of, with_producers
+from mixorder.schedule.producers import ProgramGroups, program_groups, with_producers
 
 SIZES = (512, 32, 128, 32)
 
@@ -19,11 +19,11 @@ def planned(extents: tuple[int, ...], sizes: tuple[int, ...] = SIZES, device: De
 
 
 @pytest.mark.parametrize(("blocks", "row_tiles", "needed"), [(4, 2, 4), (5, 3, 5)])
-def test_no_more_rows_ahead_than_there_are(blocks: int, row_tiles: int, needed: int) -> None:
+def test_no_more_rows_of_producers_than_there_are(blocks: int, row_tiles: int, needed: int) -> None:
     sizes = (blocks, 32, 4, 32)  # of five, the last tile has fewer rows
     found = planned((2, 32, 2, 32), sizes)
     assert found.produced is not None and found.produced.lag == row_tiles
-    assert groups_of(sizes, 2, found) == Groups(64, 2, 2, row_tiles, needed)
+    assert program_groups(sizes, 2, found) == ProgramGroups(64, 2, 2, row_tiles, needed)
 
 
 @pytest.mark.parametrize("extents", [(2, 16, 2, 32), (2, 32, 2, 16)])
@@ -33,6 +33,6 @@ def test_rows_that_are_apart_have_none(extents: tuple[int, ...]) -> None:
 
 
 def test_devices_whose_programs_cannot_wait() -> None:
-    alone = dataclasses.replace(H200, exchanges=False)
+    without_exchanges = dataclasses.replace(H200, exchanges=False)
     with pytest.raises(Decline, match="do not exchange"):
-        planned((2, 32, 2, 32), device=alone)
+        planned((2, 32, 2, 32), device=without_exchanges)

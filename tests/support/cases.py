@@ -8,7 +8,7 @@ from __future__ import annotations
 from .around import AROUND, OTHERS
 from .case import Case, Compile, Example, Fused, found_in, relative_errors
 from .norms import BIT_LINEAR, CHECKPOINTED, NORMS, Checkpointed
-from .over_slabs import OVER_SLABS
+from .over_reduction_groups import OVER_REDUCTION_GROUPS
 
 GROUPS: dict[str, dict[str, Case]] = {
     "norms": NORMS,
@@ -16,7 +16,7 @@ GROUPS: dict[str, dict[str, Case]] = {
     "BitLinear": BIT_LINEAR,
     "not norms": OTHERS,
     "checkpointed": CHECKPOINTED,
-    "over slabs": OVER_SLABS,
+    "over reduction groups": OVER_REDUCTION_GROUPS,
 }
 CASES: dict[str, Case] = {name: case for group in GROUPS.values() for name, case in group.items()}
 

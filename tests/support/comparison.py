@@ -114,9 +114,9 @@ def _compare_classes(i: int, mine: Tensor, theirs: Sequence[Tensor], truth: Tens
     wrong = classes(mine) != classes(truth)
     for other in theirs:
         wrong &= classes(other) == classes(truth)
-    turned = [(t == -truth) & truth.isinf() for t in (mine, *theirs)]
-    if int(turned[0].sum()) <= 2 * max(int(t.sum()) for t in turned[1:]):
-        wrong &= ~turned[0]
+    negated = [(t == -truth) & truth.isinf() for t in (mine, *theirs)]
+    if int(negated[0].sum()) <= 2 * max(int(t.sum()) for t in negated[1:]):
+        wrong &= ~negated[0]
     if wrong.any():
         place = wrong.nonzero()[0].tolist()
         raise Difference(

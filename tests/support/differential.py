@@ -39,8 +39,8 @@ from .sources import function_from, lost, told
 LEAST_TO_SHARE = 32
 STOCK: dict[str, Any] = {"mixorder": False}
 UNMIXED = STOCK | {"triton.mix_order_reduction": False}
-APART = UNMIXED | {"max_fusion_size": 1}
-BESIDE = 16  # runs of eager beside the inputs: where it is as wrong, the program jumps (a gradient of 0)
+UNFUSED = UNMIXED | {"max_fusion_size": 1}
+NEARBY = 16  # runs of eager near the inputs: where it is as wrong, the program jumps (a gradient of 0)
 RUNS = 24  # to find out whether operators outside of the region are indeterminate
 
 
@@ -125,7 +125,7 @@ def _compared(trial: _Trial, ask_stock: bool) -> Outcome:
         others = [stock, eager, *_more(trial)]
         torch_too = difference.kind != "form" and not _wrong(trial, ours, others, exact)
         if difference.kind == "values" and not torch_too:
-            others += [trial.eager(beside=seed) for seed in range(1, 1 + BESIDE)]
+            others += [trial.eager(nearby=seed) for seed in range(1, 1 + NEARBY)]
             torch_too = not _wrong(trial, ours, others, exact)
         return Outcome("torch" if torch_too else "failed", difference.kind, str(difference), **found)
     errors = () if stock is eager else errors_of(program, ours[0], stock[0], exact[0])
@@ -140,7 +140,7 @@ def _more(trial: _Trial) -> Iterator[list[Results]]:
     one, random numbers are drawn in another order), so are mixorder's results, while stock may crash, or make
     a second mistake.
     """
-    for options in (APART, {"backend": by_node}):
+    for options in (UNFUSED, {"backend": by_node}):
         try:
             with poisoned("cpu"):
                 results = trial.compiled(options)
@@ -251,7 +251,7 @@ def function_of(program: Program) -> Callable[..., Results]:
     return function_from(program.source(), known)
 
 
-def _beside(t: torch.Tensor, seed: int) -> torch.Tensor:
+def _nearby(t: torch.Tensor, seed: int) -> torch.Tensor:
     """Each number of a tensor as it is, or the next one on either side."""
     if not t.is_floating_point() or t.itemsize == 1:
         return t
@@ -274,12 +274,12 @@ class _Trial:
         for size in self.sizes:
             yield Example(self.program, self.device, size, wide)
 
-    def eager(self, wide: bool = False, beside: int = 0) -> list[Results]:
-        """Results for each size; `beside`: for inputs that differ in their last place, if not 0."""
+    def eager(self, wide: bool = False, nearby: int = 0) -> list[Results]:
+        """Results for each size; `nearby`: for inputs that differ in their last place, if not 0."""
         found, self.classes, self.calls = [], [], []
         for example in self.examples(wide):
-            if beside:
-                example.inputs = {name: _beside(t, beside) for name, t in example.inputs.items()}
+            if nearby:
+                example.inputs = {name: _nearby(t, nearby) for name, t in example.inputs.items()}
             found.append(example.run(self.function))
             self.classes.append(example.classes)
             self.calls.append([*effects.LOG])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mixorder.region.axes import Reduced, columns_alone
+from mixorder.region.axes import Reduced, unpaired_space
 
 from .case import HEADS, MATRIX, TOKENS, Case, Fused, Shapes, columns, pairs, wide
 
@@ -182,7 +182,7 @@ class BitLinearPrenorm(BitLinear):
 
 
 class Checkpointed(nn.Module):
-    """The backward computes the result again, and reads the statistics."""
+    """The backward recomputes the result, and reads the statistics."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def per_head(b: int, s: int, h: int, d: int) -> list[Fused]:
 
 def bias_of_chunks(rows: int, cols: int) -> Fused:
     """Region of a Linear's bias gradient, assembled from chunks; long rows are split into blocks."""
-    return str(columns_alone(Reduced((rows, cols), (0,)))), 0, 1
+    return str(unpaired_space(Reduced((rows, cols), (0,)))), 0, 1
 
 
 def per_sample(b: int, s: int, d: int) -> list[Fused]:

@@ -3,7 +3,7 @@
 In: a seed. Out: a `Program`, whose `source` is a plain function of tensors. `operators.py` says of which
 kinds values are. Where a kind has no axis, its size is 1, so every pair of a row and a column reduction over
 one tensor is one that mixorder may fuse, whatever the classes of the axes. Of some spaces, the row reduction
-is over a slab. Numbers stay around 1 in size, and
+is over a reduction group. Numbers stay around 1 in size, and
 nothing jumps where a rounding differs: what compares, rounds or takes an extreme under autograd does so on an
 input, or on what was made of inputs without rounding.
 """
@@ -330,11 +330,11 @@ def _space(draw: Random, small: bool) -> tuple[Shape, Shape, Shape]:
         rows, cols, split, few = draw.choice(
             ((0, cols, 1, few), (rows, 0, split, few), (rows, cols, split, 0))
         )
-    match draw.choice(("norm", "slab", "batched", "heads", "sample", "image", "dims")):
+    match draw.choice(("norm", "reduction group", "batched", "heads", "sample", "image", "dims")):
         case "norm":
             return (rows, cols), (1,), (0,)
-        case "slab":
-            return _slab(draw, cols, most)
+        case "reduction group":
+            return _reduction_group(draw, cols, most)
         case "batched":
             return (split, rows // split, cols), (2,), (0, 1)
         case "heads":
@@ -351,7 +351,7 @@ def _space(draw: Random, small: bool) -> tuple[Shape, Shape, Shape]:
             return (rows, draw.randint(2, 3), cols and max(1, cols // 3)), (1, 2), (0,)
 
 
-def _slab(draw: Random, cols: int, most: int) -> tuple[Shape, Shape, Shape]:
+def _reduction_group(draw: Random, cols: int, most: int) -> tuple[Shape, Shape, Shape]:
     """Samples of channels, reduced over more elements than Inductor holds, or a program: of a channel, of
     vectors, of a channel of a sample, before or behind its places."""
     samples, places = draw.randint(1, 3), draw.choice((64, 1024, MAX_COLS)) + draw.randint(1, 200)

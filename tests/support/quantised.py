@@ -84,12 +84,12 @@ def scaled(blocks: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def blocks_both(x: Tensor, block: int = 128) -> tuple[Tensor, ...]:
     """1 x 128 and, of the transposed tensor, 1 x 128: DeepSeek's activations."""
     data, factors = scaled(x.reshape(-1, block), 1)
-    turned, others = scaled(x.t().contiguous().reshape(-1, block), 1)
+    transposed, others = scaled(x.t().contiguous().reshape(-1, block), 1)
     shape = x.shape[1], x.shape[0]
     return (
         data.view(x.shape),
         factors.view(x.shape[0], -1),
-        turned.view(shape).t(),
+        transposed.view(shape).t(),
         others.view(x.shape[1], -1),
     )
 
@@ -112,9 +112,14 @@ def divided(blocks: Tensor, least: float) -> tuple[Tensor, Tensor]:
 def divided_both(x: Tensor, block: int = 128, least: float = 1e-12) -> tuple[Tensor, ...]:
     """`blocks_both` as most people write it: each element is divided by its block's scale."""
     data, scales = divided(x.reshape(-1, block), least)
-    turned, others = divided(x.t().contiguous().reshape(-1, block), least)
+    transposed, others = divided(x.t().contiguous().reshape(-1, block), least)
     shape = x.shape[1], x.shape[0]
-    return data.view(x.shape), scales.view(x.shape[0], -1), turned.view(shape).t(), others.view(shape[0], -1)
+    return (
+        data.view(x.shape),
+        scales.view(x.shape[0], -1),
+        transposed.view(shape).t(),
+        others.view(shape[0], -1),
+    )
 
 
 def divided_in_float32(x: Tensor) -> tuple[Tensor, ...]:
@@ -228,7 +233,7 @@ def rowwise_both(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def norm_backward(x: Tensor, dy: Tensor, w: Tensor, rstd: Tensor) -> tuple[Tensor, ...]:
-    """RMSNorm's backward, then MXFP8 both ways of dx."""
+    """RMSNorm's backward, then mixed-order MXFP8 of dx."""
     normed, scaled_dy = x.float() * rstd, dy.float() * w.float()
     dx = (rstd * (scaled_dy - normed * (normed * scaled_dy).mean(-1, keepdim=True))).to(x.dtype)
     return *mx_both(dx), (dy.float() * normed).sum(0).to(w.dtype)
@@ -253,13 +258,13 @@ def swiglu_backward_rowwise(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tenso
 
 
 def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
-    """The gradient behind a GELU (tanh), its sum for the bias, and MXFP8 both ways."""
+    """The gradient behind a GELU (tanh), its sum for the bias, and mixed-order MXFP8."""
     dx = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
     return *mx_both(dx), dx.sum(0)
 
 
 def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of both operands of a SwiGLU, as one tensor for one matrix product, both ways."""
+    """The mixed-order MXFP8 of the gradients of both operands of a SwiGLU, each one tensor for a product."""
     d_gate, d_up = swiglu_gradients(gate, up, dy)
     return *mx_both(d_gate), *mx_both(d_up)
 

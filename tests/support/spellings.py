@@ -505,7 +505,7 @@ WIDTHS = (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 8192)
 FEWEST, MOST = 20, 26  # logarithms of the elements of a drawn program's tensor
 
 
-class Part(nn.Module):
+class Block(nn.Module):
     """A base with its vectors, for a tensor like `x`."""
 
     def __init__(self, base: Callable[..., Any], words: Words, x: torch.Tensor) -> None:
@@ -534,7 +534,7 @@ class Program(nn.Module):
         super().__init__()
         self.words, self.loss, self.parts = Words(chosen), loss, nn.ModuleList()
         for base in bases:
-            self.parts.append(Part(base, self.words, x))
+            self.parts.append(Block(base, self.words, x))
             with torch.no_grad():
                 x = self.parts[-1](x)
 

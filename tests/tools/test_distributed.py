@@ -29,7 +29,7 @@ def test_ranks_get_the_gradients_of_one_and_call_their_collectives_in_one_order(
 
 
 def test_what_is_right_on_uneven_ranks() -> None:
-    small = Found("1 x 8", 0, 0, stock=1e-6, ours=1e-6, apart=1e-6, same_calls=True, calls=2)
+    small = Found("1 x 8", 0, 0, stock=1e-6, ours=1e-6, difference=1e-6, same_calls=True, calls=2)
     large = dataclasses.replace(small, fused=3)
     one, both, graph = (
         Job("ddp", "fp32", "larger"),

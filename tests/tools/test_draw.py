@@ -187,9 +187,9 @@ def test_what_is_said_of_all_draws_is_the_sum_of_their_rows() -> None:
 def test_spellings_are_planned_as_their_bases() -> None:
     plans = {"spellings/a/0": (["k"], 10.0), "spellings/a/1": (["k"], 10.0), "spellings/a/2": (["l"], 10.4)}
     told = duel_report.planned(plans | {"spellings/a/3": (["l"], 11.0), "spellings/b/4": (["l"], 1.0)})
-    first, *apart = told.splitlines()
+    first, *differing = told.splitlines()
     assert first == "66.7% of 3 spellings are planned as their base, 1 of them by the same kernels"
-    assert apart == ["- spellings/a/3: 10.0 -> 11.0 us"]
+    assert differing == ["- spellings/a/3: 10.0 -> 11.0 us"]
 
 
 def test_what_is_drawn_is_in_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ def test_processes_that_hang_or_crash_are_replaced(tmp_path: Path, monkeypatch: 
         pool.close()
 
 
-@pytest.mark.parametrize("ours", ["its graph's", "apart", "its own"])
+@pytest.mark.parametrize("ours", ["its graph's", "unfused", "its own"])
 def test_a_fault_of_inductor_that_stock_hides_is_not_held_against_mixorder(
     monkeypatch: pytest.MonkeyPatch, ours: str
 ) -> None:
@@ -215,7 +215,7 @@ def test_a_fault_of_inductor_that_stock_hides_is_not_held_against_mixorder(
             return compiled(self, options, times)
         right = trial.eager()
         wrong = [[*right[0][:-1], ~right[0][-1]]]
-        if options == differential.APART and ours == "apart":
+        if options == differential.UNFUSED and ours == "unfused":
             return wrong
         if options["mixorder"]:
             return compiled(self, {"backend": by_node}) if ours == "its graph's" else wrong

@@ -158,7 +158,9 @@ def test_every_rule_is_found_and_can_be_switched_off() -> None:
     with rules.watched() as differing:
         whole = replay.replay(LAYER)
     assert {"planning.improved", "strategies.persistent"} <= differing
-    assert not {"region.find.slab_seed", "region.find.near_misses", "region.grow._Growth.adopt"} & differing
+    assert (
+        not {"region.find.group_seed", "region.find.near_misses", "region.grow._PairGrowth.adopt"} & differing
+    )
     with rules.off("planning.improved"):
         assert replay.replay(LAYER).plan != whole.plan
     with rules.off("strategies.persistent"):
@@ -167,7 +169,7 @@ def test_every_rule_is_found_and_can_be_switched_off() -> None:
 
 
 def test_the_table_of_rules_says_what_changes_without_each() -> None:
-    names = ("planning.improved", "schedule.persistent.SHARED_BYTES", "region.find.slab_seed")
+    names = ("planning.improved", "schedule.persistent.SHARED_BYTES", "region.find.group_seed")
     table = "\n".join(replay.ablated(names, [NORM, LAYER], 1)).splitlines()
     assert table[0].startswith("2 graphs: 2 regions, ")
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table[4:]]

@@ -1,7 +1,7 @@
 """No variant of a chosen region is better by the prediction itself: with one node less, or one result less.
 
-The variants are those of the search's own moves, `less` and `again`, for every node, beside the few that the
-search proposes. They are planned, and have to fit into memory, as its states are.
+The variants are those of the search's own moves, `less` and `with_recomputed`, for every node, beside the
+few that the search proposes. They are planned, and have to fit into memory, as its states are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mixorder.region.grow import grow
 from mixorder.region.nodes import is_view
 from mixorder.region.peak_memory import Change
 from mixorder.region.region import Region
-from mixorder.region.variants import again, less
+from mixorder.region.variants import less, with_recomputed
 from mixorder.region.walk import by_position
 from mixorder.search import Search
 
@@ -41,7 +41,7 @@ GRAPHS = {
 def variants(region: Region) -> Iterator[Region]:
     """Every region of the same reductions with one node less or more, or one result less."""
     ways = [less(region, {n}) for n in region.nodes if not is_view(n)]
-    ways += [again(region, {n}) for n in region.outputs]
+    ways += [with_recomputed(region, {n}) for n in region.outputs]
     for node in by_position(region.seed.without):
         with contextlib.suppress(Decline):
             seed = dataclasses.replace(region.seed, without=region.seed.without - {node})
@@ -53,7 +53,7 @@ def variants(region: Region) -> Iterator[Region]:
 
 def missed(search: Search, chosen: RegionPlan) -> Iterator[float]:
     """By how many microseconds variants take less than what was chosen, with what they leave to Inductor."""
-    if chosen.strategy.blocked or chosen.strategy.over_slabs or not chosen.region.inner:
+    if chosen.strategy.tile_local or chosen.strategy.over_reduction_groups or not chosen.region.inner:
         return  # of these, not all that they leave to Inductor is predicted
     for one in variants(chosen.region):
         with contextlib.suppress(Decline):

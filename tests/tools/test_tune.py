@@ -14,7 +14,7 @@ from lab import stopwatch, sweep, targets
 from mixorder.schedule.device import H200
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.persistent import choose
-from mixorder.schedule.persistent_space import PersistentSpace
+from mixorder.schedule.persistent_search_space import PersistentSearchSpace
 
 
 @pytest.mark.parametrize("kind", targets.KINDS)
@@ -26,7 +26,7 @@ def test_the_grid_around_what_the_rule_chooses(kind: str) -> None:
     first, *others = (c.schedule for c in sweep.candidates(target.program, H200, 60))
     assert first == choose(work, H200)
     assert len({first, *others}) == 1 + len(others) >= 50
-    assert {*PersistentSpace(work, H200, first).near(first)} & {*others}
+    assert {*PersistentSearchSpace(work, H200, first).near(first)} & {*others}
 
 
 def test_the_choice_and_the_best_of_a_sweep_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, both_ways, f32, lowered_tile, ops
+from graphs import bf16, f32, lowered_tile, mixed_order, ops
 
 from mixorder.ir.program import LoopProgram
 from mixorder.ir.rewriting import rewritten
@@ -18,14 +18,14 @@ from mixorder.transform.single_precision import divide_in_float32
 
 
 def transformed(factor: Callable[[Any], Any], dtype: torch.dtype, before: Any = None) -> LoopProgram:
-    """Blocks of 32 both ways, each multiplied by a factor of its maximum."""
+    """Mixed-order blocks of 32, each multiplied by a factor of its maximum."""
 
     def one(blocks: Any, dim: int) -> Any:
         return (blocks * factor(blocks.abs().amax(dim, keepdim=True))).to(torch.float8_e4m3fn)
 
-    function = both_ways(one)
+    function = mixed_order(one)
     program = lowered_tile(lambda x: function(before(x) if before else x), ((256, 512), dtype))
-    return verify(rewritten(program, divide_in_float32, round_at_once, divide_by_few_bits), Form.BLOCKED)
+    return verify(rewritten(program, divide_in_float32, round_at_once, divide_by_few_bits), Form.TILE_LOCAL)
 
 
 def scale(x: Any) -> Any:

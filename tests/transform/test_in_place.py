@@ -151,7 +151,7 @@ def test_rows_with_the_same_gaps() -> None:
     program = dataclasses.replace(program, buffers=buffers, nests=nests)
     assert over(verify(reuse_in_place(program, ("in0",)), Form.MERGED)) == {"out0": "in0"}
     assert over(reuse_in_place(program, ("in1",))) == {}  # which has none
-    assert over(reuse_in_place(program, ("in0",), alone=("out0",))) == {}
+    assert over(reuse_in_place(program, ("in0",), excluded=("out0",))) == {}
 
 
 def _with_gaps(stmt: Any) -> Any:
@@ -164,7 +164,7 @@ def _with_gaps(stmt: Any) -> Any:
 
 def test_programs_that_share_a_row_and_do_not_wait() -> None:
     """A bias gradient of rows too wide for one program. With a sum along the rows, a program that has waited
-    too long computes the rows again."""
+    too long recomputes the rows."""
 
     def bias(x: Any, dy: Any) -> Any:
         product = x * dy

@@ -39,7 +39,7 @@ def test_a_product_and_a_sum_become_one(function: Any, minus: int | None) -> Non
     (total,) = [s for s in computed(program, "add", "sub") if s.dtype == f32]
     (product,) = [s for s in computed(program, "mul") if s.name in {a.name for a in total.args}]
     node = total.name.partition(".")[0], product.name.partition(".")[0]
-    found = verify(contract(program, dict([node])), Form.BLOCKED)
+    found = verify(contract(program, dict([node])), Form.TILE_LOCAL)
     (fma,) = computed(found, "fma")
     assert fma.name == total.name and product.name not in {s.name for s in computed(found, "mul")}
     negated = [s.name for s in computed(found, "neg")]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from evaluate import computed
-from graphs import bf16, both_ways, f32, lowered_tile, ops
+from graphs import bf16, f32, lowered_tile, mixed_order, ops
 
 from mixorder.ir.program import LoopProgram, Ref
 from mixorder.ir.rewriting import rewritten
@@ -19,11 +19,11 @@ from mixorder.transform.powers_of_two import multiply_by_reciprocals
 
 def transformed(function: Callable[..., Any], dtype: torch.dtype = bf16) -> LoopProgram:
     program = lowered_tile(function, ((256, 512), dtype))
-    return verify(rewritten(program, multiply_by_reciprocals), Form.BLOCKED)
+    return verify(rewritten(program, multiply_by_reciprocals), Form.TILE_LOCAL)
 
 
 def scaled_by(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return both_ways(lambda blocks, dim: blocks / scale(blocks.abs().amax(dim, keepdim=True)))
+    return mixed_order(lambda blocks, dim: blocks / scale(blocks.abs().amax(dim, keepdim=True)))
 
 
 def exponent(x: Any) -> Any:

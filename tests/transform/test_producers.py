@@ -1,4 +1,4 @@
-"""Values of whole rows: which ones the programs ahead cannot compute."""
+"""Values of whole rows: which ones producers cannot compute."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graphs import bf16, both_ways, f16, f32, lowered_tile, ops
+from graphs import bf16, f16, f32, lowered_tile, mixed_order, ops
 from support.quantised import F8
 
 from mixorder.codegen.quotients import FUNCTIONS
@@ -23,13 +23,13 @@ Array = Any
 
 def transformed(function: Callable[..., Any], dtype: torch.dtype = bf16) -> LoopProgram:
     program = lowered_tile(function, ((256, 512), dtype))
-    return verify(rewritten(program, divide_by_blocks), Form.BLOCKED)
+    return verify(rewritten(program, divide_by_blocks), Form.TILE_LOCAL)
 
 
 def by(scale: Callable[[Any], Any], cast: Callable[[Any], Any] = lambda y: y.to(F8)) -> Callable[..., Any]:
-    """Blocks of 32 both ways, each divided by a scale of its maximum."""
+    """Mixed-order blocks of 32, each divided by a scale of its maximum."""
 
-    return both_ways(lambda blocks, dim: cast(blocks / scale(blocks.abs().amax(dim, keepdim=True))))
+    return mixed_order(lambda blocks, dim: cast(blocks / scale(blocks.abs().amax(dim, keepdim=True))))
 
 
 CLAMPED = lambda m: m.clamp(min=1e-12) / 448  # noqa: E731
@@ -96,7 +96,7 @@ def test_zero_points(name: str) -> None:
         zero = whole(-blocks.amin(dim, keepdim=True) / scale)
         return (torch.round(blocks / scale) + zero).to(torch.int8)
 
-    found = ops(transformed(both_ways(one), f32))
+    found = ops(transformed(mixed_order(one), f32))
     assert (found.count(CORRECTED), found.count("div_rn")) == (corrected, 4 - corrected)
 
 

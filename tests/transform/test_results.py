@@ -28,7 +28,7 @@ from mixorder.lowering.lower import lower
 from mixorder.lowering.tile import lower_tile
 from mixorder.region.producers import with_row_values
 from mixorder.region.region import Region
-from mixorder.rewrite.alone import alone
+from mixorder.rewrite.standalone import standalone
 from mixorder.schedule import tile
 from mixorder.schedule.device import H200
 from mixorder.transform import one_hot, staged
@@ -42,12 +42,12 @@ from mixorder.transform.half_precision import without_rounding
 from mixorder.transform.powers_of_two import multiply_by_reciprocals
 from mixorder.transform.producers import with_producers
 from mixorder.transform.quotients import divide_by_blocks
+from mixorder.transform.register_scheduling import schedule_for_registers
 from mixorder.transform.reorder import reorder
 from mixorder.transform.rounding import round_at_once
 from mixorder.transform.saturation import round_last, without_clamp
 from mixorder.transform.short_sums import without_compensation
 from mixorder.transform.single_precision import divide_in_float32
-from mixorder.transform.sooner import compute_sooner
 from mixorder.transform.split import split_outer
 from mixorder.transform.tile_split import split_spanning
 
@@ -111,7 +111,7 @@ def scaled_result(x: Any, dy: Any, w: Any) -> Any:
     return dx + x, dw * 0.5 + w
 
 
-MOVED = {
+GATHERED = {
     "pad": lambda z: F.pad(z[1:, 2:].exp(), (1, 1, 0, 1)),
     "cat": lambda z: torch.cat([z[:, 9:].exp(), z[:, :4], z[:, 4:9]], 1),
     "slice_scatter": lambda z: torch.slice_scatter(torch.zeros_like(z), z[:, :-4].exp(), 1, 4),
@@ -146,8 +146,8 @@ OVER_ROWS: dict[str, Callable[[], Graph]] = {
     "symbolic": lambda: graphs.traced_rows(graphs.pair, FULL, FULL),
     "transposed": lambda: traced(graphs.pair, FULL, FULL, transposed=(0, 1)),
     **{
-        name: of(lambda x, z, m=moved: graphs.pair(x, m(z)), *[((8, 16), f32)] * 2)
-        for name, moved in MOVED.items()
+        name: of(lambda x, z, m=gathered: graphs.pair(x, m(z)), *[((8, 16), f32)] * 2)
+        for name, gathered in GATHERED.items()
     },
     **{
         f"random {seed}": functools.partial(graphs.random_graph, seed)
@@ -229,7 +229,7 @@ TOLERANCE = {bf16: 2e-2, f16: 2e-3, f64: 0.0}
 
 def of_eager(region: Region, program: LoopProgram, inputs: Results) -> Iterator[tuple[Any, Any]]:
     found = evaluated(program, inputs).values()
-    return zip(found, alone(region, program.hint).module()(*inputs.values()), strict=True)
+    return zip(found, standalone(region, program.hint).module()(*inputs.values()), strict=True)
 
 
 @pytest.mark.parametrize("name", OVER_ROWS)
@@ -246,7 +246,7 @@ def test_a_lowered_region_over_rows(name: str) -> None:
 @pytest.mark.parametrize("name", WITHIN_TILES)
 def test_a_lowered_region_within_tiles(name: str) -> None:
     """Its results of a byte are eager's, bit by bit."""
-    program = verify(lower_tile(region_of(name)), Form.BLOCKED)
+    program = verify(lower_tile(region_of(name)), Form.TILE_LOCAL)
     pairs = list(of_eager(region_of(name), program, inputs_of(region_of(name), program)))
     if name not in INEXACT and RECIPES.get(name, RECIPES["mx_both"]).exact:
         assert not differing(*(dict(enumerate(one)) for one in zip(*pairs, strict=True)))  # type: ignore
@@ -313,13 +313,13 @@ def test_transforms_of_a_region_within_tiles(name: str) -> None:
     lowered = lower_tile(region_of(name))
     inputs = inputs_of(region_of(name), lowered)
     program = kept(
-        lowered, inputs, (split_spanning, Form.BLOCKED), *((t, Form.BLOCKED) for t in SAME_BITS),
-        (compute_sooner, Form.BLOCKED),
+        lowered, inputs, (split_spanning, Form.TILE_LOCAL), *((t, Form.TILE_LOCAL) for t in SAME_BITS),
+        (schedule_for_registers, Form.TILE_LOCAL),
     )  # fmt: skip
     facts = tile.facts_of_tile(program)
     schedule = tile.through_workspace(tile.choose(facts, H200), facts)
     results = tile.staged_results(program, schedule)
-    kept(program, inputs, (lambda p: staged.staged(p, results), Form.BLOCKED))
+    kept(program, inputs, (lambda p: staged.staged(p, results), Form.TILE_LOCAL))
 
 
 @pytest.mark.parametrize("name", ["norm_backward", "behind a residual", "behind two sums"])
@@ -328,9 +328,9 @@ def test_transforms_of_values_of_rows(name: str) -> None:
     assert region is not None
     lowered = lower_tile(region)
     inputs = inputs_of(region, lowered)
-    ahead = with_producers(lowered)
-    assert not differing(evaluated(lowered, inputs), evaluated(ahead, inputs))
+    with_nest = with_producers(lowered)
+    assert not differing(evaluated(lowered, inputs), evaluated(with_nest, inputs))
     kept(
-        split_spanning(ahead), inputs, *((t, Form.BLOCKED) for t in SAME_BITS),
-        (compute_sooner, Form.BLOCKED),
+        split_spanning(with_nest), inputs, *((t, Form.TILE_LOCAL) for t in SAME_BITS),
+        (schedule_for_registers, Form.TILE_LOCAL),
     )  # fmt: skip

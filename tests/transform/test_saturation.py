@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, both_ways, f32, lowered_tile
+from graphs import bf16, f32, lowered_tile, mixed_order
 from support.quantised import F8
 
 from mixorder.ir.program import Compute, LoopProgram
@@ -31,7 +31,7 @@ def clamps(program: LoopProgram) -> int:
 
 
 def cast(clamp: Function, dtype: torch.dtype = F8) -> Function:
-    return both_ways(lambda x, dim: clamp(x.float() / x.float().amax(dim, keepdim=True)).to(dtype))
+    return mixed_order(lambda x, dim: clamp(x.float() / x.float().amax(dim, keepdim=True)).to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def cast(clamp: Function, dtype: torch.dtype = F8) -> Function:
 )
 def test_which_clamps_are_left(clamp: Function, dtype: torch.dtype, left: int) -> None:
     program = program_of(cast(clamp, dtype))
-    assert clamps(verify(rewritten(program, without_clamp), Form.BLOCKED)) == left <= clamps(program)
+    assert clamps(verify(rewritten(program, without_clamp), Form.TILE_LOCAL)) == left <= clamps(program)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_which_clamps_are_left(clamp: Function, dtype: torch.dtype, left: int) -
 )
 def test_what_is_rounded_after_its_clamps(clamp: Function, dtype: torch.dtype, last: bool) -> None:
     """A cast takes what is rounded, not what is clamped."""
-    program = verify(rewritten(program_of(cast(clamp, dtype)), round_last), Form.BLOCKED)
+    program = verify(rewritten(program_of(cast(clamp, dtype)), round_last), Form.TILE_LOCAL)
     values = {s.name: s for s in program.nests[0].body if isinstance(s, Compute)}
     casts = [s for s in values.values() if s.op == "to_dtype" and s.dtype == dtype]
     assert len(casts) == 2 and all((values[s.args[0].name].op == "round") == last for s in casts)

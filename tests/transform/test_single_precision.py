@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from evaluate import computed
-from graphs import bf16, both_ways, f32, lowered_tile
+from graphs import bf16, f32, lowered_tile, mixed_order
 
 from mixorder.ir.program import Compute, LoopProgram, Reduce, operands
 from mixorder.ir.rewriting import rewritten
@@ -20,11 +20,11 @@ f64 = torch.float64
 
 
 def transformed(factor: Callable[[Any], Any], dtype: torch.dtype = bf16) -> LoopProgram:
-    """Blocks of 32 both ways, each multiplied by a factor of its maximum."""
+    """Mixed-order blocks of 32, each multiplied by a factor of its maximum."""
 
-    function = both_ways(lambda blocks, dim: blocks * factor(blocks.abs().amax(dim, keepdim=True)))
+    function = mixed_order(lambda blocks, dim: blocks * factor(blocks.abs().amax(dim, keepdim=True)))
     program = lowered_tile(function, ((256, 512), dtype))
-    return verify(rewritten(program, divide_in_float32), Form.BLOCKED)
+    return verify(rewritten(program, divide_in_float32), Form.TILE_LOCAL)
 
 
 def wide(program: LoopProgram) -> list[Compute]:
@@ -67,7 +67,7 @@ def test_a_quotient_that_is_also_stored_in_float64_stays() -> None:
         return rows * factor.float(), factor, cols * cols.abs().amax(1, keepdim=True)
 
     program = lowered_tile(function, ((256, 512), bf16))
-    assert wide(verify(rewritten(program, divide_in_float32), Form.BLOCKED))
+    assert wide(verify(rewritten(program, divide_in_float32), Form.TILE_LOCAL))
 
 
 def divisors() -> torch.Tensor:

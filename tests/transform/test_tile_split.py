@@ -16,7 +16,7 @@ from mixorder.transform.tile_split import split_spanning
 
 
 def lowered(function: Callable[..., Any], rows: int = 256, cols: int = 512) -> LoopProgram:
-    return verify(lowered_tile(function, *[((rows, cols), bf16)] * 2), Form.BLOCKED)
+    return verify(lowered_tile(function, *[((rows, cols), bf16)] * 2), Form.TILE_LOCAL)
 
 
 def test_results_that_do_not_lie_column_by_column_are_declined() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk
 from mixorder.tune import cache
-from mixorder.tune.search import Beside, Candidate, Tuning
+from mixorder.tune.search import Candidate, Tuning, VersusInductor
 
 KEY = cache.key_of({"kernel": "text"})
 SCHEDULE = Plan((Walk(split=264, tile=2), Walk(tile=1024)), Launch(4, 3), SecondStage(8, 4), Exchanged(2))
@@ -35,8 +35,8 @@ def test_round_trip(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["schedule"]["second"] == {"block": 8, "warps": 4, "skippable": False}
 
 
-def test_the_times_beside_inductors_kernels_come_back(tmp_path: Path) -> None:
-    tuning = Tuning(31.2, 29.8, 17, 3.1, Beside(29.9, 21.5))
+def test_the_times_versus_inductors_kernels_come_back(tmp_path: Path) -> None:
+    tuning = Tuning(31.2, 29.8, 17, 3.1, VersusInductor(29.9, 21.5))
     cache.store(tmp_path, KEY, BEST, tuning)
     found = cache.load(tmp_path, KEY, TEMPLATES)
     assert found == (BEST, dataclasses.replace(tuning, from_cache=True)) and found[1].not_fused

@@ -16,7 +16,7 @@ from torch.fx import Graph
 from mixorder import pipeline
 from mixorder.inductor import stock
 from mixorder.options import Options
-from mixorder.rewrite.alone import Alone
+from mixorder.rewrite.standalone import Standalone
 from mixorder.tune import measure, tuner
 from mixorder.tune.measure import Bench, NotComparable, in_own_thread
 from mixorder.tune.search import Candidate
@@ -25,13 +25,13 @@ STRICT = Options(enabled=True, strict=True, interpret=True, autotune=True)
 CPU = torch.device("cpu")
 
 
-def bench_of(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[Bench, Candidate, Alone]:
+def bench_of(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[Bench, Candidate, Standalone]:
     """What would time a graph's only region, and the first candidate."""
     found: list[Any] = []
 
-    def noted(ways: Mapping[str, Any], label: str, device: torch.device, alone: Alone) -> Any:
+    def noted(ways: Mapping[str, Any], label: str, device: torch.device, standalone: Standalone) -> Any:
         (name, start), *_ = ways.items()
-        found.append((Bench(ways, label, CPU, alone), Candidate(name, start.schedule), alone))
+        found.append((Bench(ways, label, CPU, standalone), Candidate(name, start.schedule), standalone))
         raise measure.NotEnoughMemory
 
     monkeypatch.setattr(tuner, "Bench", noted)
@@ -50,12 +50,12 @@ def no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_graphs")
 def test_inductors_kernels_read_the_candidates_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, candidate, alone = bench_of(graphs.pair_graph(512, 256), monkeypatch)
+    bench, candidate, standalone = bench_of(graphs.pair_graph(512, 256), monkeypatch)
     captured = in_own_thread(bench._inductors)
     loops = bench.ways[candidate.variant].loops
-    inputs = [bench._tensor(loops, like.name, 132) for like in alone.inputs]
+    inputs = [bench._tensor(loops, like.name, 132) for like in standalone.inputs]
     assert len(bench.tensors) == len(inputs) == 2
-    for mine, theirs in zip(captured.outputs, alone.module()(*inputs), strict=True):
+    for mine, theirs in zip(captured.outputs, standalone.module()(*inputs), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -89,7 +89,7 @@ def test_what_runs_on_the_gpu_waits_for_others_and_what_compiles_does_not(
     def noted(what: str, result: Any) -> Callable[..., Any]:
         return lambda *_, **__: seen.append(what) or result
 
-    monkeypatch.setattr(measure, "alone_on_gpu", turn)
+    monkeypatch.setattr(measure, "exclusive_gpu", turn)
     monkeypatch.setattr(bench, "_on_device", lambda measured: measured())
     monkeypatch.setattr(bench, "_compiled", noted("compiled", {}))
     monkeypatch.setattr(measure, "compile_as_shipped", noted("compiled", noted("run", [])))
@@ -98,7 +98,7 @@ def test_what_runs_on_the_gpu_waits_for_others_and_what_compiles_does_not(
     bench([candidate], 1)
     assert seen == ["compiled", "taken", "captured", "timed", "given back"]
     seen.clear()
-    assert bench.beside_inductor(candidate, 1).inductor_us == 2.0
+    assert bench.versus_inductor(candidate, 1).inductor_us == 2.0
     ours, inductors = ["taken", "captured", "timed", "given back"], ["taken", "run", "run", "given back"]
     assert seen == ["compiled", "compiled", *inductors, *ours]
 
@@ -110,8 +110,8 @@ def test_an_input_that_is_copied_before_the_launch_is_copied_in_its_time(
         return graphs.pair(x * other, dy)
 
     graph = traced(function, *[((512, 256), f32)] * 3, transposed=[2])
-    bench, candidate, alone = bench_of(graph, monkeypatch)
-    (like,) = (like for like in alone.inputs if like.stride == (1, 512))
+    bench, candidate, standalone = bench_of(graph, monkeypatch)
+    (like,) = (like for like in standalone.inputs if like.stride == (1, 512))
     (copy,) = bench._copies(candidate)
     read = bench._tensor(bench.ways[candidate.variant].loops, like.name, 132)
     stated = bench._made(like.name, like.dtype, like.shape, like.stride, filled=True)

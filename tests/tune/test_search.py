@@ -10,21 +10,21 @@ from row_facts import row_facts, with_numbers
 
 from mixorder.schedule.device import H200
 from mixorder.schedule.persistent import choose
-from mixorder.schedule.persistent_space import PersistentSpace
+from mixorder.schedule.persistent_search_space import PersistentSearchSpace
 from mixorder.tune.search import (
     DUELS,
     FINAL_REPS,
     MARGIN,
     SHORT_US,
-    Beside,
     Candidate,
     Tuning,
-    beside_inductor,
+    VersusInductor,
     search,
+    versus_inductor,
 )
 
 WORK = row_facts(32768, 768, load_bytes=4, words=4, staged_bytes=4)
-SPACE = PersistentSpace(WORK, H200, choose(WORK, H200))
+SPACE = PersistentSearchSpace(WORK, H200, choose(WORK, H200))
 FIRST = Candidate("held", SPACE.start)
 
 
@@ -123,17 +123,17 @@ def test_another_variant_is_entered_if_its_start_is_faster() -> None:
 )
 def test_inductors_kernels_have_to_be_faster_twice(inductor: list[float], taken: float, fused: bool) -> None:
     times = iter(inductor)
-    found = beside_inductor(lambda candidate, reps: Beside(30.0, next(times)), FIRST)
-    assert found == Beside(30.0, taken) and list(times) == []
+    found = versus_inductor(lambda candidate, reps: VersusInductor(30.0, next(times)), FIRST)
+    assert found == VersusInductor(30.0, taken) and list(times) == []
     assert Tuning(30.0, 30.0, 1, 1.0, found).not_fused != fused
 
 
 def test_the_line_that_says_what_was_gained() -> None:
     tuning = Tuning(31.22, 29.81, 17, 3.12)
     assert str(tuning) == "tuned: 31.2 -> 29.8 us, 17 candidates in 3.1 s"
-    fused = dataclasses.replace(tuning, beside=Beside(29.9, 31.04))
+    fused = dataclasses.replace(tuning, beside=VersusInductor(29.9, 31.04))
     assert str(fused) == "tuned: 31.2 -> 29.8 us, Inductor 31.0 us, 17 candidates in 3.1 s"
-    not_fused = dataclasses.replace(tuning, beside=Beside(29.9, 21.5))
+    not_fused = dataclasses.replace(tuning, beside=VersusInductor(29.9, 21.5))
     assert str(not_fused) == "not fused: 29.9 us, Inductor 21.5 us, 17 candidates in 3.1 s"
     again = dataclasses.replace(tuning, from_cache=True)
     assert str(again).endswith("in 3.1 s, taken from the cache")

@@ -22,13 +22,13 @@ from mixorder.errors import Decline, DeclineReason, MixorderError
 from mixorder.ir.program import BufferRole
 from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
-from mixorder.rewrite.alone import Alone
+from mixorder.rewrite.standalone import Standalone
 from mixorder.schedule import baseline, predicted
 from mixorder.schedule.device import H200
 from mixorder.strategies import STRATEGIES
 from mixorder.tune import tuner
 from mixorder.tune.measure import Bench, NotComparable, NotEnoughMemory, in_own_thread
-from mixorder.tune.search import DUELS, Beside, Candidate
+from mixorder.tune.search import DUELS, Candidate, VersusInductor
 
 STRICT = Options(enabled=True, strict=True, interpret=True, autotune=True)
 LENIENT = dataclasses.replace(STRICT, strict=False)
@@ -43,9 +43,9 @@ class FakeBench:
     built: list[FakeBench] = []
 
     def __init__(
-        self, programs: Mapping[str, Any], label: str, device: torch.device, alone: Alone | None
+        self, programs: Mapping[str, Any], label: str, device: torch.device, standalone: Standalone | None
     ) -> None:
-        self.programs, self.label, self.alone = programs, label, alone
+        self.programs, self.label, self.standalone = programs, label, standalone
         self.timed, self.beside = list[Candidate](), list[Candidate]()
         FakeBench.built.append(self)
 
@@ -53,9 +53,9 @@ class FakeBench:
         self.timed += candidates
         return {c: type(self).us(c) for c in candidates}
 
-    def beside_inductor(self, candidate: Candidate, reps: int) -> Beside:
+    def versus_inductor(self, candidate: Candidate, reps: int) -> VersusInductor:
         self.beside.append(candidate)
-        return Beside(type(self).us(candidate), type(self).inductor_us())
+        return VersusInductor(type(self).us(candidate), type(self).inductor_us())
 
 
 @pytest.fixture(autouse=True)

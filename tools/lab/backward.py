@@ -1,4 +1,4 @@
-"""A row of the benchmark of norms: the backward of every provider beside the limit, on this GPU.
+"""A row of the benchmark of norms: the backward of every provider versus the limit, on this GPU.
 
 Runs in a process of `lab/pool.py`. Without a GPU, errors are measured and nothing is timed.
 """
@@ -148,8 +148,8 @@ def reference_gradients(inputs: Inputs) -> list[Tensor]:
     """dx, dw and, with a bias, db, by eager in float64."""
     x, w, *b = leaves = [t.detach().double().requires_grad_() for t in inputs.leaves()]
     y = F.layer_norm(x, w.shape, w, *b, eps=inputs.eps) if b else F.rms_norm(x, w.shape, w, inputs.eps)
-    dx, *others = torch.autograd.grad(y, leaves, inputs.dy.double())
-    return [dx if inputs.residual is None else dx + inputs.residual.double(), *others]
+    dx, *gradients = torch.autograd.grad(y, leaves, inputs.dy.double())
+    return [dx if inputs.residual is None else dx + inputs.residual.double(), *gradients]
 
 
 def work(task: Task) -> Row:
@@ -188,8 +188,8 @@ def _measure(task: Task, row: Row) -> None:
     with watch.running():
         timed = watch.time({"limit": limit(inputs), **steps})
     row.limit_medians = timed.pop("limit").times.halves()
-    for name, one in timed.items():
-        row.results[name].us, row.results[name].launches = one.times.median_us, one.launches or {}
+    for name, outcome in timed.items():
+        row.results[name].us, row.results[name].launches = outcome.times.median_us, outcome.launches or {}
 
 
 @contextlib.contextmanager
@@ -198,9 +198,9 @@ def fusions_into(result: Result) -> Any:
     with collect() as records:
         yield
     fused = [r for r in records if isinstance(r, RegionRecord)]
-    for one in fused:
-        lines = (one.strategy, *str(one.schedule).splitlines(), one.planning.tuning or "not tuned")
-        result.note += f" {one.name}: {', '.join(map(str, lines))};"
+    for region in fused:
+        lines = (region.strategy, *str(region.schedule).splitlines(), region.planning.tuning or "not tuned")
+        result.note += f" {region.name}: {', '.join(map(str, lines))};"
     result.note += "".join(f" declined: {r}" for r in records if r not in fused)
 
 

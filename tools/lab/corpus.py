@@ -113,8 +113,8 @@ class Entry:
     def tensors(self, device: str = "cuda", seed: int = 0) -> list[Tensor]:
         """Fresh random tensors for `module`, the same for the same seed and device."""
         generator = torch.Generator(device).manual_seed(seed)
-        drawn = [one.draw(device, generator) for one in self.inputs]
-        return [x.cpu() if one.on_cpu else x for x, one in zip(drawn, self.inputs, strict=True)]
+        drawn = [tensor.draw(device, generator) for tensor in self.inputs]
+        return [x.cpu() if tensor.on_cpu else x for x, tensor in zip(drawn, self.inputs, strict=True)]
 
 
 def target_of(name: str) -> Callable[..., Any]:
@@ -132,11 +132,11 @@ def target_of(name: str) -> Callable[..., Any]:
 def decoded(value: Any, values: list[Any], device: str) -> Any:
     """An argument as `lab.subgraphs` writes it: lists, plain values, and `{kind: value}` for all others."""
     if isinstance(value, list):
-        return [decoded(one, values, device) for one in value]
+        return [decoded(item, values, device) for item in value]
     if not isinstance(value, dict):
         return value
     if "kwargs" in value:
-        return {name: decoded(one, values, device) for name, one in value["kwargs"].items()}
+        return {name: decoded(item, values, device) for name, item in value["kwargs"].items()}
     (kind, content), *_ = value.items()
     if kind == "node":
         return values[content]
@@ -153,15 +153,15 @@ def decoded(value: Any, values: list[Any], device: str) -> Any:
 
 def structural_key(inputs: list[Input], nodes: list[list[Any]], outputs: list[int]) -> str:
     """A hash of all but the names."""
-    plain = [[dataclasses.asdict(one) for one in inputs], nodes, outputs]
+    plain = [[dataclasses.asdict(tensor) for tensor in inputs], nodes, outputs]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def from_dict(plain: dict[str, Any]) -> Entry:
     """The entry of a line."""
     parts = {
-        "inputs": [Input(**one) for one in plain["inputs"]],
-        "places": [Place(**one) for one in plain["places"]],
+        "inputs": [Input(**tensor) for tensor in plain["inputs"]],
+        "places": [Place(**place) for place in plain["places"]],
     }
     return Entry(**{**plain, **parts})
 
@@ -189,12 +189,12 @@ def _opened(path: Path, mode: str) -> TextIO:
 
 def merged(entries: Iterable[Entry]) -> list[Entry]:
     """One entry per key, with all places; those that occur most come first."""
-    found: dict[str, Entry] = {}
+    by_key: dict[str, Entry] = {}
     for entry in entries:
-        known = found.get(entry.key)
+        known = by_key.get(entry.key)
         places = [*known.places, *entry.places] if known else entry.places
-        found[entry.key] = dataclasses.replace(known or entry, places=_summed(places))
-    return sorted(found.values(), key=lambda one: (-one.count, one.key))
+        by_key[entry.key] = dataclasses.replace(known or entry, places=_summed(places))
+    return sorted(by_key.values(), key=lambda entry: (-entry.count, entry.key))
 
 
 def _summed(places: Iterable[Place]) -> list[Place]:
@@ -218,9 +218,9 @@ def graphs(path: str | Path) -> dict[str, dict[str, Any]]:
         return {graph.pop("name"): graph for graph in map(json.loads, lines)}
 
 
-def save_graphs(path: str | Path, found: dict[str, dict[str, Any]]) -> None:
+def save_graphs(path: str | Path, traced_graphs: dict[str, dict[str, Any]]) -> None:
     with _opened(Path(path), "wt") as lines:
-        for name, graph in found.items():
+        for name, graph in traced_graphs.items():
             print(json.dumps({"name": name, **graph}, separators=(",", ":")), file=lines)
 
 
@@ -277,7 +277,7 @@ class _Values:
     def inside(self, memory: Any, nodes: list[Any]) -> Any:
         """The tensor in whose memory a value lies; of several values, the tensors."""
         if isinstance(memory, list):
-            return [self.inside(one, nodes) for one in memory]
+            return [self.inside(place, nodes) for place in memory]
         return None if memory is None else nodes[memory].meta["val"]
 
     def of(self, stated: Any, inside: Any = None) -> Any:

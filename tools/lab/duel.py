@@ -101,7 +101,7 @@ def fight(entry: Entry, task: Task, outcome: Outcome, turn: Turn) -> None:
     duel.kind, duel.num_bytes = kind_of(gm), moved(fakes, results)
     ways = {"stock": duel.stock, "ours": duel.ours}
     calls, texts = {}, {}
-    measure.alone_on_gpu = functools.partial(Turn, task.turn, MOST_TUNED_S)
+    measure.exclusive_gpu = functools.partial(Turn, task.turn, MOST_TUNED_S)
     for name, way in ways.items():
         tuned = task.tuned and name == "ours"
         compiles = ahead_of_time(task.device, name == "ours", tuned)
@@ -126,8 +126,8 @@ def faked(entry: Entry, device: str) -> list[Any]:
     """The inputs without memory. They are all of one fake mode."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         return [
-            torch.empty_strided(*one.hint, dtype=getattr(torch, one.dtype), device=device)
-            for one in entry.inputs
+            torch.empty_strided(*tensor.hint, dtype=getattr(torch, tensor.dtype), device=device)
+            for tensor in entry.inputs
         ]
 
 
@@ -163,8 +163,8 @@ def plain(record: RegionRecord) -> dict[str, Any]:
         "space": str(record.space),
         "rows": record.space.rows,
         "cols": record.space.cols,
-        "inner_ops": [one.op for one in record.inner],
-        "outer_ops": [one.op for one in record.outer],
+        "inner_ops": [reduction.op for reduction in record.inner],
+        "outer_ops": [reduction.op for reduction in record.outer],
         "strategy": record.strategy,
         "schedule": dataclasses.asdict(record.schedule),
         "kernels": [kernel.name for kernel in record.kernels],
@@ -184,10 +184,10 @@ def moved(inputs: Sequence[Any], results: Sequence[Any]) -> int:
 
 def kind_of(gm: GraphModule) -> str:
     """norm: reductions along the last dim, and others; bias: others only; else other."""
-    found = {along for node in gm.graph.nodes for along in _directions(node)}
-    if "outer" not in found:
+    directions = {along for node in gm.graph.nodes for along in _directions(node)}
+    if "outer" not in directions:
         return "other"
-    return "norm" if "inner" in found else "bias"
+    return "norm" if "inner" in directions else "bias"
 
 
 def _directions(node: Any) -> Iterator[str]:

@@ -88,7 +88,7 @@ def figures(timed: Sequence[Duel]) -> str:
     lines = [[f"geometric mean, {kind} ({len(some)})", mean(d.ratio for d in some)] for kind, some in kinds]
     total = (sum(d.stock.us or 0 for d in timed), sum(d.ours.us or 0 for d in timed))
     lines.append(["all, ms, stock -> ours", " -> ".join(f"{us / 1e3:.2f}" for us in total)])
-    lines.append(["prediction of Inductor's kernels", errors(d.apart for d in timed)])
+    lines.append(["prediction of Inductor's kernels", errors(d.unfused for d in timed)])
     lines.append(["peak memory above stock's", named(d for d in timed if d.more_memory)])
     lines.append(["less exact than stock", named(d for d in timed if d.less_exact)])
     if tuned := [d for d in timed if d.tuned]:
@@ -102,18 +102,18 @@ def spelled(timed: Sequence[Duel], graphs: Mapping[str, int]) -> str:
     takes the time of its graphs; two may have a graph in common. `graphs`: how many a family has; one of
     which some are not timed is left out."""
     us: dict[str, float] = defaultdict(float)
-    found = Counter(family for duel in timed for family, *_ in duel.where)
+    counts = Counter(family for duel in timed for family, *_ in duel.where)
     for duel in timed:
         for family, *_ in duel.where:
-            if found[family] >= graphs.get(family, 0):
+            if counts[family] >= graphs.get(family, 0):
                 us[family] += duel.ours.us or 0
     bases = {family: family.rpartition("/")[0] + "/0" for family in us if family.startswith("spellings/")}
     ratios = {f: us[f] / us[base] for f, base in bases.items() if f != base and us.get(base)}
     if not ratios:
         return ""
-    apart = {family: ratio for family, ratio in ratios.items() if abs(ratio - 1) > WITHIN}
-    share = percent(len(ratios) - len(apart), len(ratios))
-    lines = [f"- {family}: {us[bases[family]]:.1f} -> {us[family]:.1f} us" for family in sorted(apart)]
+    differing = {family: ratio for family, ratio in ratios.items() if abs(ratio - 1) > WITHIN}
+    share = percent(len(ratios) - len(differing), len(ratios))
+    lines = [f"- {family}: {us[bases[family]]:.1f} -> {us[family]:.1f} us" for family in sorted(differing)]
     return "\n".join([f"{share} of {len(ratios)} spellings are timed within 5% of their base", *lines])
 
 
@@ -122,16 +122,15 @@ def planned(plans: Mapping[str, tuple[list[str], float]]) -> str:
     `plans`: kernels and microseconds of each family."""
     bases = {family: plans.get(family.rpartition("/")[0] + "/0") for family in plans}
     pairs = {f: (base, plans[f]) for f, base in bases.items() if base and not f.endswith("/0")}
-    same = sum(base[0] == own[0] for base, own in pairs.values())
-    apart = [
-        f"- {family}: {base[1]:.1f} -> {own[1]:.1f} us"
-        for family, (base, own) in sorted(pairs.items())
-        if base[0] != own[0] and abs(own[1] - base[1]) > WITHIN * base[1]
+    same = sum(base[0] == plan[0] for base, plan in pairs.values())
+    differing = [
+        f"- {family}: {base[1]:.1f} -> {plan[1]:.1f} us"
+        for family, (base, plan) in sorted(pairs.items())
+        if base[0] != plan[0] and abs(plan[1] - base[1]) > WITHIN * base[1]
     ]
-    told = (
-        f"{percent(len(pairs) - len(apart), len(pairs))} of {len(pairs)} spellings are planned as their base"
-    )
-    return "\n".join([f"{told}, {same} of them by the same kernels", *apart])
+    share = percent(len(pairs) - len(differing), len(pairs))
+    told = f"{share} of {len(pairs)} spellings are planned as their base"
+    return "\n".join([f"{told}, {same} of them by the same kernels", *differing])
 
 
 def percent(part: int, whole: int) -> str:
@@ -140,8 +139,8 @@ def percent(part: int, whole: int) -> str:
 
 def mean(ratios: Iterable[float]) -> str:
     """Geometric."""
-    found = list(ratios)
-    return f"{statistics.geometric_mean(found):.3f}" if found else "-"
+    values = list(ratios)
+    return f"{statistics.geometric_mean(values):.3f}" if values else "-"
 
 
 def named(duels: Iterable[Duel]) -> str:
@@ -152,11 +151,11 @@ def named(duels: Iterable[Duel]) -> str:
 
 def errors(pairs: Iterable[tuple[float, float] | None]) -> str:
     """Of pairs of a predicted and a measured time: the median and the 95th percentile, and how many."""
-    found = sorted(abs(p / m - 1) for p, m in filter(None, pairs))
-    if not found:
+    ranked = sorted(abs(p / m - 1) for p, m in filter(None, pairs))
+    if not ranked:
         return "-"
-    late = found[min(len(found) - 1, math.ceil(0.95 * len(found)) - 1)]
-    return f"{100 * statistics.median(found):.1f}%, {100 * late:.1f}% ({len(found)})"
+    late = ranked[min(len(ranked) - 1, math.ceil(0.95 * len(ranked)) - 1)]
+    return f"{100 * statistics.median(ranked):.1f}%, {100 * late:.1f}% ({len(ranked)})"
 
 
 def failures(duels: Sequence[Duel]) -> list[str]:

@@ -104,13 +104,13 @@ class Duel:
         names = tuple(name for region in self.ours.regions for name in region["kernels"])
         if not self.timed or not names or not self.ours.kernels:
             return None
-        others = sum(us for name, us in self.ours.kernels if not name.startswith(names))
+        inductor_us = sum(us for name, us in self.ours.kernels if not name.startswith(names))
         predicted = sum(region["expected"]["fused_us"] for region in self.ours.regions)
-        measured = (self.ours.us or 0) - others
+        measured = (self.ours.us or 0) - inductor_us
         return (predicted, measured) if measured > 0 else None
 
     @property
-    def apart(self) -> tuple[float, float] | None:
+    def unfused(self) -> tuple[float, float] | None:
         """Predicted and measured microseconds of Inductor's kernels, where all of the graph is in regions."""
         names = tuple(name for region in self.ours.regions for name in region["kernels"])
         if not self.timed or not names or not self.ours.kernels or not self.stock.us:
@@ -140,7 +140,7 @@ def parse(plain: dict[str, Any]) -> Duel:
 
 def load(paths: Iterable[Path]) -> list[list[Duel]]:
     """For each key of these files, its records in order."""
-    found: dict[str, list[Duel]] = {}
+    records: dict[str, list[Duel]] = {}
     for duel in map(parse, read(paths)):
-        found.setdefault(duel.key, []).append(duel)
-    return list(found.values())
+        records.setdefault(duel.key, []).append(duel)
+    return list(records.values())

@@ -300,10 +300,10 @@ def shrunk(config_class: Any) -> Any:
 def _of_two_layers(values: dict[str, Any], counts: set[int]) -> dict[str, Any]:
     """The lists with something for each layer, for the first layer and the first that differs from it."""
     lists = {name: v for name, v in values.items() if isinstance(v, list | tuple) and len(v) in counts}
-    others = (
+    differing = (
         i for n in counts for i in range(1, n) if any(v[i] != v[0] for v in lists.values() if len(v) == n)
     )
-    second = next(others, 1)
+    second = next(differing, 1)
     return {name: [v[0], v[second] if second < len(v) else v[1]] for name, v in lists.items()}
 
 
@@ -326,23 +326,23 @@ def _inputs(model: nn.Module, config: Any, kind: str) -> dict[str, Any]:
         return {main: torch.zeros(IMAGES, _size(config, "num_channels") or 3, *_side(config))} | (
             {"labels": _ids(IMAGES)} if "labels" in takes else {}
         )
-    found: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     if main == "input_features":
         bins = _size(config, "num_mel_bins") or _size(config, "input_feat_per_channel") or 80
         frames = 2 * (_size(config, "max_source_positions") or 1500)
         sequences = 8
         long = "whisper" in type(model).__module__
-        found[main] = torch.zeros((sequences, bins, frames) if long else (sequences, frames, bins))
+        inputs[main] = torch.zeros((sequences, bins, frames) if long else (sequences, frames, bins))
         tokens = min(tokens, _size(config, "max_target_positions") or tokens)
     elif main == "input_values":
-        found[main] = torch.zeros(SEQUENCES, 16000 * 10)
+        inputs[main] = torch.zeros(SEQUENCES, 16000 * 10)
     else:
-        found["input_ids"] = _ids(sequences, tokens)
+        inputs["input_ids"] = _ids(sequences, tokens)
     if "decoder_input_ids" in takes:
-        found["decoder_input_ids"] = _ids(sequences, tokens)
+        inputs["decoder_input_ids"] = _ids(sequences, tokens)
     if "labels" in takes:
-        found["labels"] = _ids(sequences, tokens)
-    return found
+        inputs["labels"] = _ids(sequences, tokens)
+    return inputs
 
 
 def _ids(*shape: int) -> torch.Tensor:

@@ -155,11 +155,11 @@ class OfBlocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        turned, turned_scales, square, its_scales = ctx.saved_tensors
+        transposed, transposed_scales, square, its_scales = ctx.saved_tensors
         data, scales = along_rows(dy)
         dx = ctx.product(data, _by_column(scales), square.t().contiguous(), its_scales.t().contiguous())
         data, scales = along_columns(dy)
-        return dx, ctx.product(data, _by_column(scales), turned, _by_column(turned_scales)), None
+        return dx, ctx.product(data, _by_column(scales), transposed, _by_column(transposed_scales)), None
 
 
 class BlockLinear(nn.Linear):

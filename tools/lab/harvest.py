@@ -102,14 +102,14 @@ def _keeping(result: Harvest) -> Iterator[list[Entry]]:
         with _noted(inner, outers):
             return agree(outer, inner, outers)
 
-    def fused(graph: Graph, found: Any, *rest: Any) -> Any:
-        cut = _cut(lambda: _found(found, graph), result)
+    def fused(graph: Graph, decision: Any, *rest: Any) -> Any:
+        cut = _cut(lambda: _found(decision, graph), result)
         try:
-            region, record = fuse(graph, found, *rest)
+            region, record = fuse(graph, decision, *rest)
         except Decline as decline:
             keep(graph, cut, decline.reason.value, decline.detail)
             raise
-        part = isinstance(found, Region) and set(region.nodes) != set(found.nodes)
+        part = isinstance(decision, Region) and set(region.nodes) != set(decision.nodes)
         keep(graph, cut, "part" if part else "fused", record.strategy)
         return region, record
 
@@ -139,11 +139,11 @@ def _is_backward(graph: Graph) -> bool:
     return any(n.op == "placeholder" and n.name.startswith("tangents") for n in graph.nodes)
 
 
-def _found(found: Region | Decline, graph: Graph) -> subgraphs.Cut:
-    if isinstance(found, Region):
-        return subgraphs.of_region(found)
+def _found(decision: Region | Decline, graph: Graph) -> subgraphs.Cut:
+    if isinstance(decision, Region):
+        return subgraphs.of_region(decision)
     alive = set(graph.nodes)  # a cycle is told last, and regions may have taken some of its reductions
-    inner, outer = ([n for n in side if n in alive] for side in getattr(found, "pair", ((), ())))
+    inner, outer = ([n for n in side if n in alive] for side in getattr(decision, "pair", ((), ())))
     if not inner and not outer:
         raise subgraphs.NotKept("a decline without reductions")
     return subgraphs.of_miss(inner, outer)
@@ -172,20 +172,20 @@ class Traced:
 def traced(task: tuple[str, str]) -> Traced:
     """The graphs of a family in a recipe. Every error of the model becomes the result's `error`."""
     family, recipe = task
-    found: dict[str, dict[str, Any]] = {}
+    graphs: dict[str, dict[str, Any]] = {}
     run = pipeline.run
 
     def ran(graph: Graph, *rest: Any) -> Any:
         kind = "backward" if _is_backward(graph) else "forward"
-        found[f"{family} {recipe} {len(found)} {kind}"] = subgraphs.whole(graph)
+        graphs[f"{family} {recipe} {len(graphs)} {kind}"] = subgraphs.whole(graph)
         return run(graph, *rest)
 
     try:
         with mock.patch.object(pipeline, "run", ran):
             _explained(family, recipe, {"mixorder": True})  # with the marks of the joint graph
     except Exception as error:  # the next program goes on
-        return Traced(found, f"{type(error).__name__}: {error}"[:300])
-    return Traced(found)
+        return Traced(graphs, f"{type(error).__name__}: {error}"[:300])
+    return Traced(graphs)
 
 
 def _explained(family: str, recipe: str, options: dict[str, Any] | None = None) -> Report:

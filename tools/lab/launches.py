@@ -34,8 +34,8 @@ def maker(name: str) -> str:
 
 
 @contextlib.contextmanager
-def moved(found: dict[str, int]) -> Iterator[None]:
-    """Adds to `found`, by a Triton kernel's name, the bytes of each launch inside: of each tensor that it
+def moved(num_bytes: dict[str, int]) -> Iterator[None]:
+    """Adds to `num_bytes`, by a Triton kernel's name, the bytes of each launch inside: of each tensor that it
     reads or writes once. Inductor knows them of its own kernels that were compiled with `benchmark_kernel`,
     also where a kernel takes a slice; of others they are those of the arguments."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -45,7 +45,7 @@ def moved(found: dict[str, int]) -> Iterator[None]:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         told = self.inductor_meta.get("kernel_num_gb")
         size = sum(map(_stored, args)) if told is None else round(1e9 * told)
-        found[self.fn.__name__] = found.get(self.fn.__name__, 0) + size
+        num_bytes[self.fn.__name__] = num_bytes.get(self.fn.__name__, 0) + size
         return original(self, *args, **kwargs)
 
     with mock.patch.object(CachingAutotuner, "run", run):

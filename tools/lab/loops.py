@@ -49,7 +49,7 @@ def angles(tokens: int, width: int, device: torch.device) -> tuple[Tensor, Tenso
 
 def rotated(x: Tensor, table: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Rotary embedding of (batch, heads, tokens, width), on halves; computes the table if none is given."""
-    cos, sin = (one.to(x.dtype) for one in table or angles(x.shape[-2], x.shape[-1], x.device))
+    cos, sin = (factor.to(x.dtype) for factor in table or angles(x.shape[-2], x.shape[-1], x.device))
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -110,8 +110,8 @@ class LatentAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q = heads_of(self.q_up(self.q_norm(self.q_down(x))), self.heads)
-        plain, turned = q.split((128, 64), dim=-1)
-        q = torch.cat((plain, rotated(turned)), dim=-1)
+        plain, rotary = q.split((128, 64), dim=-1)
+        q = torch.cat((plain, rotated(rotary)), dim=-1)
         latent, shared = self.kv_down(x).split((self.latent, 64), dim=-1)
         k, v = heads_of(self.kv_up(self.kv_norm(latent)), self.heads).split((128, 128), dim=-1)
         shared = rotated(shared[:, None]).expand(-1, self.heads, -1, -1)

@@ -130,8 +130,8 @@ class Match:
     @property
     def adds_time(self) -> bool:
         """Whether the kernels that differ take longer than stock's, by 0.5% of the time on the GPU."""
-        found = self.different
-        return found is not None and found[1] - found[0] > (MORE_TIME - 1) * (self.stock.gpu_ms or 0)
+        times = self.different
+        return times is not None and times[1] - times[0] > (MORE_TIME - 1) * (self.stock.gpu_ms or 0)
 
     @property
     def less_exact(self) -> bool:
@@ -143,11 +143,11 @@ class Match:
 
 def _by_name(side: Side) -> dict[str, list[float]]:
     """Launches and milliseconds of a way's kernels, by name without the number that Inductor gives them."""
-    found: dict[str, list[float]] = {}
+    kernels: dict[str, list[float]] = {}
     for name, (launches, ms) in side.kernels.items():
-        before = found.get(plain := re.sub(r"_\d+$", "", name), [0, 0.0])
-        found[plain] = [before[0] + launches, round(before[1] + ms, 4)]
-    return found
+        before = kernels.get(plain := re.sub(r"_\d+$", "", name), [0, 0.0])
+        kernels[plain] = [before[0] + launches, round(before[1] + ms, 4)]
+    return kernels
 
 
 def parse(plain: dict[str, Any]) -> Match:
@@ -189,10 +189,10 @@ def report(matches: Sequence[Match]) -> str:
     """A table sorted by the ratio of the GPU time, with its standard error, and the issue's figures. Models
     with an optimizer have a table of their own."""
     timed = sorted((m for m in matches if m.timed), key=lambda m: m.ratio(gpu) or 0)
-    trained, others = [m for m in timed if m.items], [m for m in timed if not m.items]
+    trained, untrained = [m for m in timed if m.items], [m for m in timed if not m.items]
     parts = [table(TRAINED, map(trained_cells, trained))] if trained else []
-    if others or not trained:
-        parts += [table(HEAD, map(cells, others)), table(["figure", "found", "bar"], figures(others))]
+    if untrained or not trained:
+        parts += [table(HEAD, map(cells, untrained)), table(["figure", "found", "bar"], figures(untrained))]
     rest = [m for m in matches if not m.timed]
     lines = [f"- {m.name}: {m.status}, {' '.join(m.message.split())[:200]}" for m in rest]
     return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
@@ -217,9 +217,9 @@ def draw(matches: Sequence[Match], path: Path) -> None:
     for way, color, at in (("Inductor", "#1f77b4", 0.2), ("mixorder", "#d62728", -0.2)):
         sides = [(m.stock if way == "Inductor" else m.ours, 100 / (gpu(m.stock) or 1)) for m in trained]
         total = [(gpu(side) or 0) * percent for side, percent in sides]
-        others = [(outside(side) or 0) * percent for side, percent in sides]
+        all_else = [(outside(side) or 0) * percent for side, percent in sides]
         libraries, places = (
-            [all_ - n for all_, n in zip(total, others, strict=True)],
+            [all_ - n for all_, n in zip(total, all_else, strict=True)],
             [i + at for i in range(len(trained))],
         )
         axes.barh(
@@ -229,7 +229,7 @@ def draw(matches: Sequence[Match], path: Path) -> None:
             color="#c8c8c8",
             label="matrix products, attention, convolutions" if at > 0 else None,
         )
-        drawn = axes.barh(places, others, 0.36, left=libraries, color=color, label=f"all else, {way}")
+        drawn = axes.barh(places, all_else, 0.36, left=libraries, color=color, label=f"all else, {way}")
         axes.bar_label(drawn, [f"{n:.1f}" for n in total], padding=2, fontsize="small")
     axes.set_yticks(range(len(trained)), [f"{m.family.removeprefix('whole/')}, {m.recipe}" for m in trained])
     axes.set_xlabel("GPU time of a step, % of Inductor's")
@@ -242,15 +242,15 @@ def draw(matches: Sequence[Match], path: Path) -> None:
 
 def both(match: Match, of: Callable[[Side], float | None], form: str = ".2f", scale: float = 1) -> str:
     """Stock -> ours."""
-    found = [of(match.stock), of(match.ours)]
-    return " -> ".join("-" if value is None else format(value / scale, form) for value in found)
+    values = [of(match.stock), of(match.ours)]
+    return " -> ".join("-" if value is None else format(value / scale, form) for value in values)
 
 
 def quotient(match: Match, of: Callable[[Side], float | None]) -> str:
     """Stock's over ours; of the time on the GPU with its standard error."""
-    found = match.ratio(of)
+    ratio = match.ratio(of)
     error = match.uncertainty if of is gpu else None
-    return (f"{found:.3f}" if found else "-") + (f" ±{error:.3f}" if error is not None else "")
+    return (f"{ratio:.3f}" if ratio else "-") + (f" ±{error:.3f}" if error is not None else "")
 
 
 def cells(match: Match) -> list[str]:
@@ -343,7 +343,9 @@ def profile(match: Match) -> str:
     told = f"add: {match.add / 1e6:.2f} TB/s" if match.add else "add: not timed"
     parts = [f"# {match.name}", told]
     for way, side in (("stock", match.stock), ("mixorder", match.ours)):
-        kernels = [(name, maker(name), *found, side.moved.get(name)) for name, found in side.kernels.items()]
+        kernels = [
+            (name, maker(name), *counts, side.moved.get(name)) for name, counts in side.kernels.items()
+        ]
         sums: dict[str, list[Any]] = {}
         for _, by, calls, ms, size in kernels:
             total = sums.setdefault(by, [0, 0.0, 0])

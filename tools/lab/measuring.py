@@ -49,17 +49,17 @@ def measured(
     """The records of tasks, each `taken` from a task and its result, and a line of `path` as it ends. Prints
     what is `told` of it. `args` has `device`, `workers` and `seconds`, in all. `limits`: seconds of a task,
     and from the last start of one to the end. Each process compiles kernels in so many `threads`."""
-    found, started = list[Any](), time.monotonic()
+    records, started = list[Any](), time.monotonic()
     path.parent.mkdir(parents=True, exist_ok=True)
     with measuring(module, args.device, max(1, min(args.workers, len(tasks))), threads) as (pool, turn):
         todo = [dataclasses.replace(task, turn=turn) for task in tasks]
         ends = started + args.seconds
         until = ends - min(limits[1], args.seconds / 4)
         for i, (task, result) in enumerate(pool.run(todo, limits[0], until, ends=ends), 1):
-            found.append(one := taken(task, result))
-            append(path, dataclasses.asdict(one))
-            print(f"{time.monotonic() - started:4.0f} s, {i} of {len(todo)}: {told(one)}", flush=True)
-    return found
+            records.append(record := taken(task, result))
+            append(path, dataclasses.asdict(record))
+            print(f"{time.monotonic() - started:4.0f} s, {i} of {len(todo)}: {told(record)}", flush=True)
+    return records
 
 
 def environment(device: str, folder: str, threads: int) -> dict[str, str]:
@@ -79,10 +79,10 @@ def environment(device: str, folder: str, threads: int) -> dict[str, str]:
     }
 
 
-def append(path: Path, one: dict[str, Any]) -> None:
+def append(path: Path, record: dict[str, Any]) -> None:
     """A line of JSON at the end of a file; of a `.gz`, a part that can be read whatever becomes of the
     next."""
-    line = f"{json.dumps(one)}\n".encode()
+    line = f"{json.dumps(record)}\n".encode()
     with path.open("ab") as lines:
         lines.write(gzip.compress(line) if path.suffix == ".gz" else line)
 

@@ -157,23 +157,23 @@ def timed(call: Callable[[], None]) -> float:
 
 def prices(told: Callable[[str, float], None]) -> dict[str, float]:
     """By key, the instructions that an operator takes as long as."""
-    found = dict[str, float]()
+    instructions = dict[str, float]()
     for entry in entries():
         try:
             half, every = (seconds(entry, count) for count in (VALUES // 2, VALUES))
         except Exception as error:  # the next operator goes on
             print(f"{entry.key}: {type(error).__name__}: {str(error)[:200]}", flush=True)
             continue
-        own = max(0.0, every - half) / (VALUES // 2)
-        found[entry.key] = entry.share * own * 1e6 * TIMES.instructions_sm_us
-        told(entry.key, found[entry.key])
-    return found
+        value_s = max(0.0, every - half) / (VALUES // 2)
+        instructions[entry.key] = entry.share * value_s * 1e6 * TIMES.instructions_sm_us
+        told(entry.key, instructions[entry.key])
+    return instructions
 
 
-def kept(found: dict[str, float]) -> dict[str, int]:
+def kept(measured: dict[str, float]) -> dict[str, int]:
     """The prices for the file."""
     known = {key: price for key, price in PRICES.items() if key not in UNMEASURED}
-    for key, price in found.items():
+    for key, price in measured.items():
         old = known.get(key, 1)
         if abs(price - old) > max(KEPT * old, 1.0) and max(price, old) >= FEW:
             known[key] = round(price)
@@ -186,7 +186,7 @@ def main() -> None:
     )
     parser.add_argument("--write", type=Path, help="the file")
     args = parser.parse_args()
-    found = prices(lambda key, price: print(f"{key:26} {price:7.2f} {PRICES.get(key, 1):4}", flush=True))
+    measured = prices(lambda key, price: print(f"{key:26} {price:7.2f} {PRICES.get(key, 1):4}", flush=True))
     data = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -194,7 +194,7 @@ def main() -> None:
         "date": str(datetime.date.today()),
     }
     if args.write:
-        args.write.write_text(json.dumps({"data": data, "prices": kept(found)}, indent=2) + "\n")
+        args.write.write_text(json.dumps({"data": data, "prices": kept(measured)}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ LEAST = 2048  # elements of a tile that is timed
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A recipe by its name and a size; the device, and the file of the `Turn`. `schedules`: how many others
-    are timed beside the one that is chosen."""
+    are timed against the one that is chosen."""
 
     recipe: str
     rows: int
@@ -101,11 +101,11 @@ def _measure(task: Task, outcome: Outcome) -> None:
         watch = stopwatch(task.device)  # starts the GPU's context
     compiled = {"stock": _compiled(recipe, task, False), "mixorder": _compiled(recipe, task, True)}
     outcome.fused = compiled["mixorder"].fused
-    calls = {name: one.call for name, one in compiled.items()}
+    calls = {name: variant.call for name, variant in compiled.items()}
     if (schedule := compiled["mixorder"].schedule) is not None:
         outcome.chosen = name_of(schedule)
-        for other in _others(compiled["mixorder"], task.schedules):
-            calls[name_of(other)] = _compiled(recipe, task, True, other).call
+        for near in _others(compiled["mixorder"], task.schedules):
+            calls[name_of(near)] = _compiled(recipe, task, True, near).call
     with turn, torch.no_grad():
         try:
             _run(recipe, task, outcome, calls, watch)
@@ -162,26 +162,26 @@ def _others(compiled: _Compiled, count: int) -> list[Plan]:
     """Schedules near the one chosen, the nearest first."""
     assert compiled.record is not None and compiled.schedule is not None
     facts = tile.facts_of_tile(compiled.record.loops)
-    found = {compiled.schedule: None}
+    schedules = {compiled.schedule: None}
     queue = [compiled.schedule]
-    while queue and len(found) <= count:
+    while queue and len(schedules) <= count:
         for near in _near(queue.pop(0), facts):
-            if near not in found and math.prod(near.extents) >= LEAST:
-                found[near] = None
+            if near not in schedules and math.prod(near.extents) >= LEAST:
+                schedules[near] = None
                 queue.append(near)
-    return list(found)[1 : count + 1]
+    return list(schedules)[1 : count + 1]
 
 
 def _near(plan: Plan, facts: TileFacts) -> Iterator[Plan]:
     """One axis with twice or half the elements, twice or half the warps, or the tiles in the other order."""
     extents, warps = plan.extents, plan.launch.num_warps
-    found = [(extents, warps * 2), (extents, max(1, warps // 2))]
+    sizes = [(extents, warps * 2), (extents, max(1, warps // 2))]
     for i in (i for i in range(len(extents)) if i not in facts.whole):
-        for one in (extents[i] * 2, extents[i] // 2):
-            found.append(((*extents[:i], one, *extents[i + 1 :]), warps))
+        for extent in (extents[i] * 2, extents[i] // 2):
+            sizes.append(((*extents[:i], extent, *extents[i + 1 :]), warps))
     if not facts.row_axes:
         yield plan.changed(backwards=not plan.order.backwards)
-    for sides, warps in found:
+    for sides, warps in sizes:
         elements = math.prod(sides)
         inside = all(1 <= side <= next_power_of_2(n) for side, n in zip(sides, facts.sizes, strict=True))
         if inside and warps <= H200.max_warps and 32 * warps <= elements <= tile.MOST_ELEMENTS:
@@ -216,8 +216,10 @@ def _run(
     limit = watch.limit(outcome.num_bytes)
     assert limit is not None
     timed = watch.time(main | {"limit": limit})
-    outcome.us = {name: round(one.times.median_us, 2) for name, one in timed.items()}
-    outcome.launches = {name: sum(one.launches.values()) for name, one in timed.items() if one.launches}
+    outcome.us = {name: round(result.times.median_us, 2) for name, result in timed.items()}
+    outcome.launches = {
+        name: sum(result.launches.values()) for name, result in timed.items() if result.launches
+    }
     del timed, main
     for name, call in bound.items():
         watch.free()

@@ -36,8 +36,8 @@ def result_of(output: Any) -> Any:
     if loss is not None or isinstance(output, Tensor):
         return output if loss is None else loss
     for name in ("logits", "last_hidden_state", "sample"):
-        if isinstance(found := getattr(output, name, None), Tensor):
-            return found
+        if isinstance(tensor := getattr(output, name, None), Tensor):
+            return tensor
     return output
 
 

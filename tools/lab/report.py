@@ -57,17 +57,17 @@ def find_issues(rows: Sequence[Row]) -> list[str]:
         result = row.results.get("mixorder")
         if result is None:
             continue
-        found = []
+        messages = []
         if result.error:
-            found.append(f"mixorder failed: {result.reason}")
+            messages.append(f"mixorder failed: {result.reason}")
         times = {n: r.us for n, r in row.results.items() if r.us and not r.error}
         rivals = {name: us for name, us in times.items() if name not in OURS}
         ours = times.get("mixorder")
         if ours and rivals and min(rivals.values()) < ours:
             best = min(rivals, key=rivals.__getitem__)
-            found.append(f"{best} is faster: {rivals[best]:.1f} us, mixorder {ours:.1f} us")
+            messages.append(f"{best} is faster: {rivals[best]:.1f} us, mixorder {ours:.1f} us")
         case = row.case
-        issues += [f"{case.norm} {case.dtype} {case.shape}: {text}" for text in found]
+        issues += [f"{case.norm} {case.dtype} {case.shape}: {text}" for text in messages]
     return issues
 
 

@@ -21,12 +21,12 @@ from unittest import mock
 PACKAGE = "mixorder"
 
 
-def first(one: Any, *_: Any) -> Any:
-    return one
+def first(value: Any, *_: Any) -> Any:
+    return value
 
 
-def second(_: Any, other: Any, *__: Any) -> Any:
-    return other
+def second(_: Any, value: Any, *__: Any) -> Any:
+    return value
 
 
 def gives(value: Any) -> Callable[..., Any]:
@@ -55,28 +55,28 @@ RULES: dict[str, Any] = {
     "region.find._companions": lambda analysis, outer: [outer],
     "region.find._joins_a_loop": no,
     "region.find.with_chained_reductions": lambda analysis, space, inner, outer: inner,
-    "region.find.slab_seed": nothing,
+    "region.find.group_seed": nothing,
     "region.find.tile_seed": nothing,
-    "region.find.turned_seed": nothing,
+    "region.find.transposed_seed": nothing,
     "region.find.near_misses": none,
     "region.grow._without_sources_of_reads": first,
     "region.grow._of_other_axes": empty(frozenset),
-    "region.grow._Growth.adopt": Idle(lambda growth: len(growth.members)),
-    "region.grow._Growth.is_shared": no,
-    "region.grow._Growth.feeds_another": no,
-    "region.grow._Growth.waits": no,
-    "region.grow._Growth.widened": empty(frozenset),
-    "region.members.Members.cheapest": lambda members, outputs, moved: [*outputs],
-    "region.moves.is_move": no,
+    "region.grow._PairGrowth.adopt": Idle(lambda growth: len(growth.members)),
+    "region.grow._PairGrowth.is_shared": no,
+    "region.grow._PairGrowth.feeds_another": no,
+    "region.grow._PairGrowth.waits": no,
+    "region.grow._PairGrowth.kept_fp32": empty(frozenset),
+    "region.members.Members.cheapest": lambda members, outputs, permuted: [*outputs],
+    "region.row_permutations.is_row_permutation": no,
     "region.padding.has_gaps": no,
     "region.padding.fills_gaps": no,
-    "region.parts.parts_of": empty(dict),
+    "region.cat_slices.cat_slices_of": empty(dict),
     "region.gathers.is_gather": no,
     "region.gathers.is_made_of_pieces": no,
-    "region.turned.stored_beside": none,
+    "region.transposed.sibling_results": none,
     # Smaller regions and other ones.
     "region.variants.less": nothing,
-    "region.variants.again": nothing,
+    "region.variants.with_recomputed": nothing,
     "region.variants.smaller": none,
     "region.variants.lighter": none,
     "region.variants._read_alike": empty(set),
@@ -87,7 +87,7 @@ RULES: dict[str, Any] = {
     "region.variants._tables": empty(set),
     "region.variants._unrounded": first,
     "region.producers.with_row_values": nothing,
-    "search.outside_us": gives(0.0),
+    "search.remainder_us": gives(0.0),
     "planning.improved": lambda strategy, loops, facts, schedule, device: schedule,
     "planning.check_time": nothing,
     "schedule.predicted.check_size": nothing,
@@ -95,31 +95,31 @@ RULES: dict[str, Any] = {
     "region.peak_memory.Timeline.fits": yes,
     # Passes over graphs.
     "rewrite.sizes.sizes_from_inputs": Idle(str),
-    "rewrite.spelled.Spelling.begin": Idle(lambda spelling: len(spelling.found)),
-    "rewrite.spelled.apart": none,
+    "rewrite.canonicalise.Canonicaliser.begin": Idle(lambda canonicaliser: len(canonicaliser.rewrites)),
+    "rewrite.canonicalise.find_piecewise": none,
     "rewrite.added_first._of_rows": nothing,
-    "rewrite.spelled._is_of_one_each": no,
-    "rewrite.spelled._columns": nothing,
-    "rewrite.added_first._of_slabs": nothing,
+    "rewrite.canonicalise._is_of_one_each": no,
+    "rewrite.canonicalise._columns": nothing,
+    "rewrite.added_first._of_reduction_groups": nothing,
     "rewrite.added_first._as_another": nothing,
-    "rewrite.spelled.chained": empty(dict),
-    "rewrite.spelled._of_row_values": none,
-    "rewrite.spelled._piece": nothing,
-    "rewrite.spelled._joins": no,
-    "rewrite.spelled._expanded": nothing,
+    "rewrite.canonicalise.chained": empty(dict),
+    "rewrite.canonicalise._of_row_values": none,
+    "rewrite.canonicalise._piece": nothing,
+    "rewrite.canonicalise._joins": no,
+    "rewrite.canonicalise._expanded": nothing,
     "rewrite.pieces.pieces_read": nothing,
     "rewrite.pieces.pieces_of": nothing,
     "rewrite.pieces.shared_pieces": none,
-    "rewrite.rewrite.copy_parts": Idle(str),
+    "rewrite.rewrite.copy_slices": Idle(str),
     # Passes over loops.
     "transform.relative.in_two_steps": first,
     "transform.one_hot.sum_one_hot": first,
-    "transform.alignment.alignment_phase": nothing,
+    "transform.alignment.row_alignment": nothing,
     "transform.fma.form_fma": first,
     "transform.operators.contract": first,
     "transform.in_place.reuse_in_place": first,
     "transform.finished.finished": first,
-    "transform.sooner.compute_sooner": first,
+    "transform.register_scheduling.schedule_for_registers": first,
     "transform.branches.without_branches": none,
     "transform.few_bits.divide_by_few_bits": none,
     "transform.half_precision.without_rounding": none,
@@ -137,8 +137,8 @@ RULES: dict[str, Any] = {
     "schedule.persistent.BUSY_BLOCK": 2048,
     "schedule.persistent.SHARED_BYTES": math.inf,
     "schedule.no_prefetch.without_prefetch": lambda facts, tile, per_sm, *_: (tile, per_sm),
-    "schedule.no_prefetch.loads_again": no,
-    "schedule.no_prefetch.stalls": no,
+    "schedule.no_prefetch.reloads": no,
+    "schedule.no_prefetch.is_latency_bound": no,
     "schedule.no_prefetch.MANY_PROGRAMS": math.inf,
     "schedule.cooperative._waits_late": no,
     "schedule.tile.staged_results": empty(dict),
@@ -148,8 +148,8 @@ STRATEGIES = {
     "strategies.persistent": "persistent",
     "strategies.cooperative": "cooperative",
     "strategies.short_sums": "short sums",
-    "strategies.slabs": "reduce, then apply",
-    "strategies.whole_slabs": "whole slabs",
+    "strategies.reduction_groups": "two-pass",
+    "strategies.whole_groups": "whole groups",
     "strategies.tile": "blocks in a tile",
 }
 RULES |= dict.fromkeys(STRATEGIES)
@@ -219,10 +219,10 @@ def watched() -> Iterator[set[str]]:
         original = chosen.now
 
         def by_first_strategy(*args: Any) -> Any:
-            found = original(*args)
-            if (strategy := getattr(found, "strategy", None)) is not None:
+            choice = original(*args)
+            if (strategy := getattr(choice, "strategy", None)) is not None:
                 differing.add(of_name[strategy.name])
-            return found
+            return choice
 
         stack.enter_context(_in_place(chosen, by_first_strategy))
         for rule in RULES.keys() - STRATEGIES.keys():
@@ -235,32 +235,36 @@ def watched() -> Iterator[set[str]]:
         yield differing
 
 
-def _asked(function: Callable[..., Any], other: Callable[..., Any], note: Callable[[], None]) -> Any:
+def _asked(function: Callable[..., Any], substitute: Callable[..., Any], note: Callable[[], None]) -> Any:
     @functools.wraps(function)
     def asked(*args: Any, **kwargs: Any) -> Any:
-        before = other.state(args[0]) if isinstance(other, Idle) else None
+        before = substitute.state(args[0]) if isinstance(substitute, Idle) else None
         try:
-            found = function(*args, **kwargs)
+            answer = function(*args, **kwargs)
         except Exception:
             note()
             raise
-        if inspect.isgenerator(found):
-            return _noted(found, note)
-        if not (other.state(args[0]) == before if isinstance(other, Idle) else _same(found, other(*args))):
+        if inspect.isgenerator(answer):
+            return _noted(answer, note)
+        if not (
+            substitute.state(args[0]) == before
+            if isinstance(substitute, Idle)
+            else _same(answer, substitute(*args))
+        ):
             note()
-        return found
+        return answer
 
     return asked
 
 
-def _noted(found: Iterator[Any], note: Callable[[], None]) -> Iterator[Any]:
-    for one in found:
+def _noted(items: Iterator[Any], note: Callable[[], None]) -> Iterator[Any]:
+    for item in items:
         note()
-        yield one
+        yield item
 
 
-def _same(found: Any, other: Any) -> bool:
+def _same(answer: Any, expected: Any) -> bool:
     try:
-        return found is other or bool(found == other)
+        return answer is expected or bool(answer == expected)
     except Exception:  # sizes that cannot be compared
         return False

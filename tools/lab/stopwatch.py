@@ -84,7 +84,7 @@ class Gpu:
     def time(self, calls: Mapping[str, Call]) -> dict[str, Timed]:
         captured = {name: self._captured(call) for name, call in calls.items()}
         times = time_in_turns(captured, self.stream, self.flush, REPS, SETTLE_S)
-        nodes = {name: count_graph_nodes(one.graph.raw_cuda_graph()) for name, one in captured.items()}
+        nodes = {name: count_graph_nodes(graph.graph.raw_cuda_graph()) for name, graph in captured.items()}
         return {name: Timed(times[name], nodes[name]) for name in calls}
 
     def _captured(self, call: Call) -> Any:
@@ -104,8 +104,8 @@ class Gpu:
                 self.flush.zero_()
                 call()
 
-        found = [(name, 1e3 * ms) for name, ms in profile(run)]
-        return medians_of_rounds(found, PROFILED)
+        times = [(name, 1e3 * ms) for name, ms in profile(run)]
+        return medians_of_rounds(times, PROFILED)
 
     def steps(self, calls: Mapping[str, Call], count: int) -> dict[str, list[float]]:
         torch.cuda.synchronize()
@@ -114,7 +114,7 @@ class Gpu:
             for name in list(calls)[:: -1 if turn % 2 else 1]:
                 marks[name].append(marked([calls[name]]))
         torch.cuda.synchronize()
-        return {name: [start.elapsed_time(end) for start, end in found] for name, found in marks.items()}
+        return {name: [start.elapsed_time(end) for start, end in events] for name, events in marks.items()}
 
     def launched(self, call: Call) -> list[tuple[str, float]]:
         return profile(call)
@@ -142,18 +142,18 @@ class Gpu:
         torch.cuda.empty_cache()
 
 
-def medians_of_rounds(found: Sequence[tuple[str, float]], rounds: int) -> list[tuple[str, float]]:
+def medians_of_rounds(kernels: Sequence[tuple[str, float]], rounds: int) -> list[tuple[str, float]]:
     """The kernels of one round, each with its median over the rounds, without the one that flushes L2 at the
     start of each. Empty where rounds differ: the profiler has missed a kernel."""
-    length = len(found) // rounds
-    parts = [found[i * length : (i + 1) * length] for i in range(rounds)]
+    length = len(kernels) // rounds
+    parts = [kernels[i * length : (i + 1) * length] for i in range(rounds)]
     names = [[name for name, _ in part] for part in parts]
-    if not length or len(found) % rounds or any(other != names[0] for other in names):
+    if not length or len(kernels) % rounds or any(round_names != names[0] for round_names in names):
         return []
-    one = [
+    medians = [
         (name, round(statistics.median(part[i][1] for part in parts), 2)) for i, name in enumerate(names[0])
     ]
-    return one[1:] if "FillFunctor" in one[0][0] else one
+    return medians[1:] if "FillFunctor" in medians[0][0] else medians
 
 
 class Host:
@@ -166,7 +166,7 @@ class Host:
                 start = time.perf_counter()
                 call()
                 samples[name].append(1e6 * (time.perf_counter() - start))
-        return {name: Timed(Times(tuple(found)), None) for name, found in samples.items()}
+        return {name: Timed(Times(tuple(times)), None) for name, times in samples.items()}
 
     def limit(self, num_bytes: int) -> None:
         return None

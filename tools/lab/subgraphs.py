@@ -99,8 +99,12 @@ def _reached(pair: Sequence[Node], following: Callable[[Node], list[Node]]) -> s
     """The reductions, and the pointwise nodes that follow them, nearest first and at most `MOST_NODES`."""
     todo = list(pair)
     for node in todo:
-        found = [one for one in dict.fromkeys(following(node)) if _joins(one) and one not in todo]
-        todo.extend(found[: max(0, MOST_NODES - len(todo))])
+        followers = [
+            follower
+            for follower in dict.fromkeys(following(node))
+            if _joins(follower) and follower not in todo
+        ]
+        todo.extend(followers[: max(0, MOST_NODES - len(todo))])
     return set(todo)
 
 
@@ -142,10 +146,10 @@ def cut(
 def _renamed(inputs: list[Input], nodes: list[list[Any]]) -> tuple[list[Input], list[list[Any]]]:
     """The same with symbols numbered as they occur, so that equal structures have equal text."""
     names: dict[str, str] = {}
-    text = json.dumps([[dataclasses.asdict(one) for one in inputs], nodes])
-    text = SYMBOL.sub(lambda found: names.setdefault(found[0], f"s{len(names)}"), text)
+    text = json.dumps([[dataclasses.asdict(tensor) for tensor in inputs], nodes])
+    text = SYMBOL.sub(lambda match: names.setdefault(match[0], f"s{len(names)}"), text)
     plain, nodes = json.loads(text)
-    return [Input(**one) for one in plain], nodes
+    return [Input(**tensor) for tensor in plain], nodes
 
 
 def _whole(members: set[Node]) -> set[Node]:
@@ -202,9 +206,9 @@ def argument(value: Any, number: dict[Node, int]) -> Any:
     if isinstance(value, torch.SymInt):
         return {"$": [str(value.node.expr), _hint(value)]}
     if isinstance(value, list | tuple):
-        return [argument(one, number) for one in value]
+        return [argument(item, number) for item in value]
     if isinstance(value, dict):
-        return {"kwargs": {name: argument(one, number) for name, one in value.items()}}
+        return {"kwargs": {name: argument(item, number) for name, item in value.items()}}
     if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
         return {"float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
@@ -241,42 +245,44 @@ def _input(node: Node, inside: set[Node]) -> Input:
 def _readers(node: Node, inside: set[Node], through: Callable[[Node], bool]) -> Iterable[tuple[Node, Node]]:
     """(tensor, reader): the nodes of the subgraph that read a node, also through views, casts and so on."""
     todo = [node]
-    for one in todo:
-        for user in one.users:
+    for tensor in todo:
+        for user in tensor.users:
             if user in inside:
-                yield one, user
+                yield tensor, user
                 if through(user) and user not in todo:
                     todo.append(user)
 
 
 def _bound(node: Node, inside: set[Node]) -> int:
     """The least size of a dim that a gather of the subgraph indexes by the node."""
-    found = []
-    for one, reader in _readers(node, inside, lambda n: is_view(n) or is_pointwise(n)):
+    bounds = []
+    for index, reader in _readers(node, inside, lambda n: is_view(n) or is_pointwise(n)):
         source = reader.args[0]
         val = source.meta.get("val") if isinstance(source, Node) else None
         if not isinstance(val, Tensor):
             continue
-        if reader.target is aten.embedding.default and reader.args[1] is one:
-            found.append(_hint(val.shape[0]))
+        if reader.target is aten.embedding.default and reader.args[1] is index:
+            bounds.append(_hint(val.shape[0]))
         if reader.target in (aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default):
             places = reader.args[1]
-            found += [_hint(val.shape[i]) for i, at in enumerate(places) if at is one]  # type: ignore[arg-type]
+            bounds += [_hint(val.shape[i]) for i, at in enumerate(places) if at is index]  # type: ignore[arg-type]
         if reader.target in (
             aten.gather.default,
             aten.scatter.value,
             aten.scatter.src,
             aten.scatter_add.default,
         ):
-            found.append(_hint(val.shape[reader.args[1]]))  # type: ignore[index]
-    return max(1, min(found, default=SMALL_BOUND))
+            bounds.append(_hint(val.shape[reader.args[1]]))  # type: ignore[index]
+    return max(1, min(bounds, default=SMALL_BOUND))
 
 
 def _is_positive(node: Node, inside: set[Node]) -> bool:
     """Whether the subgraph takes a root, a logarithm or a power of a tensor, or divides by it."""
-    for one, reader in _readers(node, inside, lambda n: is_view(n) or n.target in THROUGH or _adds_number(n)):
+    for tensor, reader in _readers(
+        node, inside, lambda n: is_view(n) or n.target in THROUGH or _adds_number(n)
+    ):
         if (reader.target in ABOVE_ZERO and not _is_whole_power(reader)) or (
-            reader.target in DIVISIONS and reader.args[1] is one
+            reader.target in DIVISIONS and reader.args[1] is tensor
         ):
             return True
     return False
@@ -336,11 +342,11 @@ def whole(graph: Graph) -> dict[str, Any]:
         val = node.meta.get("val")
         if isinstance(val, list | tuple):
             known = (owner.get(get_storage(v)) if isinstance(v, Tensor) else None for v in val)
-            found = [None if one is None else number[one] for one in known]
-            return found if any(n is not None for n in found) else None
+            numbers = [None if holder is None else number[holder] for holder in known]
+            return numbers if any(n is not None for n in numbers) else None
         storage = get_node_storage(node)
-        own = owner.setdefault(storage, node) if storage is not None else node
-        return None if own is node else number[own]
+        holder = owner.setdefault(storage, node) if storage is not None else node
+        return None if holder is node else number[holder]
 
     for node in graph.nodes:
         if node.op == "output":
@@ -361,7 +367,7 @@ def whole(graph: Graph) -> dict[str, Any]:
     return {
         "symbols": ranges,
         "guards": guards,
-        "values": [json.loads(one) for one in values],
+        "values": [json.loads(line) for line in values],
         "nodes": nodes,
         "outputs": outputs,
     }
@@ -377,9 +383,9 @@ def _guards(graph: Graph, symbols: set[Any]) -> tuple[list[str], dict[str, list[
     for symbol in sorted(symbols, key=str):
         if symbol not in shape_env.backed_var_to_val:
             raise NotKept("a size that depends on data")
-        found = shape_env.var_to_range[symbol]
-        most = int(found.upper) if found.upper.is_number and found.upper < 2**40 else None
-        ranges[str(symbol)] = [int(shape_env.backed_var_to_val[symbol]), int(found.lower), most]
+        bounds = shape_env.var_to_range[symbol]
+        most = int(bounds.upper) if bounds.upper.is_number and bounds.upper < 2**40 else None
+        ranges[str(symbol)] = [int(shape_env.backed_var_to_val[symbol]), int(bounds.lower), most]
     known = (guard.expr for guard in shape_env.guards)
     printed = [PythonPrinter().doprint(expr) for expr in known if expr.free_symbols <= symbols]
     return list(dict.fromkeys(printed)), ranges

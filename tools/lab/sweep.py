@@ -72,8 +72,8 @@ def candidates(program: LoopProgram, device: DeviceInfo, most: int) -> dict[Cand
             facts = strategy.facts(loops)
             if isinstance(facts, RowFacts) and facts.exchange.values and facts.cols <= SHARE_FROM:
                 continue
-            found = schedules(strategy, loops, facts, device, most)
-            ways = {Candidate(strategy.title(s), s): Way(strategy, strategy.place(loops, s)) for s in found}
+            plans = schedules(strategy, loops, facts, device, most)
+            ways = {Candidate(strategy.title(s), s): Way(strategy, strategy.place(loops, s)) for s in plans}
             try:
                 strategy.choose(facts, device, 0)
             except Decline:
@@ -87,19 +87,21 @@ def schedules(
     strategy: Strategy, loops: LoopProgram, facts: Facts, device: DeviceInfo, most: int
 ) -> list[Plan]:
     """Of one strategy: its choice first, what is near the first ones before what is near the next."""
-    found: dict[Plan, None] = {}
+    plans: dict[Plan, None] = {}
     with contextlib.suppress(Decline):
-        found[improved(strategy, loops, facts, strategy.choose(facts, device, 0), device)] = None
+        plans[improved(strategy, loops, facts, strategy.choose(facts, device, 0), device)] = None
     with contextlib.suppress(Decline):
-        found[strategy.choose(facts, device, 0)] = None
+        plans[strategy.choose(facts, device, 0)] = None
     with contextlib.suppress(Decline):
-        found |= dict.fromkeys(strategy.starts(facts, device, 0))
-    queue = list(found)
+        plans |= dict.fromkeys(strategy.starts(facts, device, 0))
+    queue = list(plans)
     for schedule in queue:
         if len(queue) >= most:
             break
-        near = [s for s in strategy.space(facts, device, schedule, False).near(schedule) if s not in found]
-        found |= dict.fromkeys(near)
+        near = [
+            s for s in strategy.search_space(facts, device, schedule, False).near(schedule) if s not in plans
+        ]
+        plans |= dict.fromkeys(near)
         queue += near
     return queue[:most]
 
@@ -108,9 +110,9 @@ class Noting(Bench):
     """Keeps the main kernel of each candidate, to tell what it uses."""
 
     def _compiled(self, candidates: Sequence[Candidate]) -> Compiled:
-        found = super()._compiled(candidates)
-        self.main = {c: kernels[0][1] for c, kernels in found.items()}
-        return found
+        compiled = super()._compiled(candidates)
+        self.main = {c: kernels[0][1] for c, kernels in compiled.items()}
+        return compiled
 
 
 def tune(target: Target, most: int, reps: int) -> tuple[Measured, tuple[float, float] | None]:
@@ -123,12 +125,12 @@ def tune(target: Target, most: int, reps: int) -> tuple[Measured, tuple[float, f
     for start in range(0, len(ways), IN_TURNS):
         batch = list(ways)[start : start + IN_TURNS]
         us = bench(batch, reps)
-        for one in batch:
-            kernel: Any = bench.main.get(one)
+        for candidate in batch:
+            kernel: Any = bench.main.get(candidate)
             use = (kernel.n_regs, kernel.n_spills, kernel.metadata.shared) if kernel else (None,) * 3
-            took = round(us[one], 2) if one in us else None
-            rows.append(Row(ways[one].strategy.name, one.schedule, *use, took))
-    ran = [(row.us, one) for row, one in zip(rows, ways, strict=True) if row.us]
+            took = round(us[candidate], 2) if candidate in us else None
+            rows.append(Row(ways[candidate].strategy.name, candidate.schedule, *use, took))
+    ran = [(row.us, candidate) for row, candidate in zip(rows, ways, strict=True) if row.us]
     chosen, fastest = next(iter(ways)), min(ran, key=lambda pair: pair[0])[1]
     again = bench([chosen, fastest], 2 * reps)
     both = (again[chosen], again[fastest]) if {chosen, fastest} <= again.keys() else None

@@ -25,7 +25,7 @@ from mixorder.region.find import find_regions
 from mixorder.schedule import cost
 from mixorder.transform.fma import form_fma
 from mixorder.transform.reorder import reorder
-from mixorder.transform.same_bits import same_bits_sooner
+from mixorder.transform.same_bits import simplify_exactly
 from mixorder.transform.split import split_outer
 
 from .corpus import load
@@ -45,26 +45,26 @@ def capture(run: Callable[[Callable[..., Any]], Any]) -> list[tuple[LoopProgram,
     """The merged programs of all regions that `run` meets, given what compiles; and the bytes they move."""
     from torch._inductor.fx_passes.post_grad import post_grad_passes
 
-    found: list[tuple[LoopProgram, int]] = []
+    programs: list[tuple[LoopProgram, int]] = []
 
     def look(gm: torch.fx.GraphModule, inputs: Any) -> None:
         post_grad_passes(gm, is_inference=False)
-        _regions(gm.graph, found)
+        _regions(gm.graph, programs)
 
     torch._dynamo.reset()
     run(functools.partial(torch.compile, backend=looking(look), dynamic=False))
-    return found
+    return programs
 
 
-def _regions(graph: torch.fx.Graph, found: list[tuple[LoopProgram, int]]) -> None:
+def _regions(graph: torch.fx.Graph, programs: list[tuple[LoopProgram, int]]) -> None:
     for region in find_regions(graph):
         if isinstance(region, Decline):
             continue
         lowered = lower(region)
-        loops = same_bits_sooner(split_outer(lowered), saturates=True, runs_ptx=True)
+        loops = simplify_exactly(split_outer(lowered), saturates=True, runs_ptx=True)
         program = form_fma(reorder(loops))
         moved = cost.traffic(program, 0)
-        found.append((program, moved.read + moved.written))
+        programs.append((program, moved.read + moved.written))
 
 
 class Biased(torch.nn.Module):
@@ -90,7 +90,7 @@ KINDS: dict[str, Callable[..., torch.nn.Module]] = {
 
 def traced_on() -> str:
     """Where graphs are traced. A GPU's forward keeps statistics in fp32, a CPU's does not, and what is loaded
-    decides the time: Triton fetches no scalar of two bytes ahead."""
+    decides the time: Triton prefetches no scalar of two bytes."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -125,26 +125,26 @@ def case_targets(name: str, dtype: torch.dtype) -> list[Target]:
     case = CASES[name]
     with FakeTensorMode(allow_non_fake_inputs=True):
         example = Example(case, case.shapes.training, dtype, traced_on())
-        found = capture(lambda compile: example.step(compile)())
+        programs = capture(lambda compile: example.step(compile)())
     return [
         Target(f"{name}, region {i}", program, moved // (3 * dtype.itemsize), dtype)
-        for i, (program, moved) in enumerate(found)
+        for i, (program, moved) in enumerate(programs)
     ]
 
 
 def entry_targets(path: Path, prefix: str) -> list[Target]:
     """All regions of a corpus's entry, by how its key begins."""
-    entry = next(one for one in load(path) if one.key.startswith(prefix))
-    found: list[tuple[LoopProgram, int]] = []
+    entry = next(candidate for candidate in load(path) if candidate.key.startswith(prefix))
+    programs: list[tuple[LoopProgram, int]] = []
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         gm = entry.module(traced_on())
         inputs = [
-            torch.empty_strided(*one.hint, dtype=getattr(torch, one.dtype), device=traced_on())
-            for one in entry.inputs
+            torch.empty_strided(*tensor.hint, dtype=getattr(torch, tensor.dtype), device=traced_on())
+            for tensor in entry.inputs
         ]
         FakeTensorProp(gm, detect_fake_mode(inputs)).propagate(*inputs)
-        _regions(gm.graph, found)
+        _regions(gm.graph, programs)
     return [
         Target(f"entry {prefix}, region {i}", program, moved // (3 * 2), torch.bfloat16)
-        for i, (program, moved) in enumerate(found)
+        for i, (program, moved) in enumerate(programs)
     ]

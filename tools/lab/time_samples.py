@@ -41,7 +41,7 @@ class Seen(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocked:
+class TileLocal:
     """A region whose reductions end in blocks: `Fused` does not describe its kernel."""
 
     record: RegionRecord
@@ -70,7 +70,7 @@ class Sample:
     space: str
     stock_us: float
     ours_us: float
-    ours: tuple[Fused | Blocked, ...]
+    ours: tuple[Fused | TileLocal, ...]
     stock: tuple[tuple[Kernel, ...], ...]
 
     def predicted(self, times: Times) -> tuple[float, float]:
@@ -91,8 +91,8 @@ def samples(corpus: Path, results: Sequence[Path]) -> Iterator[Sample]:
     for duel in (([d for d in records if d.ours.regions] or records)[-1] for records in plain if records):
         names = {name for region in duel.ours.regions for name in region["kernels"]}
         copies = sum(region["traffic"]["copies"] for region in duel.ours.regions)
-        others = [name for name, _ in duel.ours.kernels if name not in names]
-        if not (duel.timed and names and len(others) <= copies and duel.key in entries):
+        inductor_kernels = [name for name, _ in duel.ours.kernels if name not in names]
+        if not (duel.timed and names and len(inductor_kernels) <= copies and duel.key in entries):
             continue
         entry = entries[duel.key]
         records = _as_they_ran(planned(entry), duel.ours.regions)
@@ -165,19 +165,19 @@ def strategy_of(record: RegionRecord) -> Strategy:
     return next(s for s in STRATEGIES if s.name == record.strategy.split(",")[0])
 
 
-def fused(record: RegionRecord) -> Fused | Blocked:
+def fused(record: RegionRecord) -> Fused | TileLocal:
     """The kernels of a region's record, for a prediction."""
     strategy = strategy_of(record)
-    if strategy.blocked:
-        return Blocked(record)
+    if strategy.tile_local:
+        return TileLocal(record)
     return fused_kernels(record.loops, record.schedule, facts_of(record.loops), record.traffic)
 
 
 def _of_inductor(record: RegionRecord) -> tuple[Kernel, ...]:
     """Inductor's kernels for a region's record."""
-    blocked = strategy_of(record).blocked
+    tile_local = strategy_of(record).tile_local
     loops = record.planning.lowered
-    return tuple(tile.kernels_of(loops) if blocked else baseline.kernels_of(loops, H200))
+    return tuple(tile.kernels_of(loops) if tile_local else baseline.kernels_of(loops, H200))
 
 
 def planned(entry: Entry) -> list[RegionRecord]:
@@ -189,15 +189,15 @@ def planned(entry: Entry) -> list[RegionRecord]:
 
 def _seen(run: Callable[[Callable[..., Any]], Any]) -> list[RegionRecord]:
     """The regions of the graphs that `run` hands to what looks at them."""
-    found: list[RegionRecord] = []
+    regions: list[RegionRecord] = []
     options = Options(enabled=True, interpret=True, min_numel=0)
 
     def look(gm: GraphModule, _: Sequence[object]) -> None:
         with collect() as records:
             pipeline.run(gm.graph, options)
-        found.extend(r for r in records if isinstance(r, RegionRecord))
+        regions.extend(r for r in records if isinstance(r, RegionRecord))
         raise Seen
 
     with contextlib.suppress(Seen):
         run(looking(look))
-    return found
+    return regions

@@ -54,8 +54,8 @@ def time_in_turns(
     replayed = {name: captured.graph for name, captured in graphs.items()}
     limits = {"seconds": SAMPLES_S * len(graphs), "settle_s": settle_s, "per_turn": PER_TURN}
     with torch.cuda.stream(stream):
-        found = timing.time_in_turns(replayed, flush, reps, **limits)
-    return {name: Times(tuple(samples)) for name, samples in found.items()}
+        measured = timing.time_in_turns(replayed, flush, reps, **limits)
+    return {name: Times(tuple(samples)) for name, samples in measured.items()}
 
 
 def count_graph_nodes(raw_graph: int, driver: ctypes.CDLL | None = None) -> dict[str, int]:

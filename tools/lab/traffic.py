@@ -93,7 +93,7 @@ def compiled(job: Job, **options: Any) -> Kernels:
 
     from mixorder.report import RegionRecord, collect
 
-    found: list[Kernels] = []
+    written_kernels: list[Kernels] = []
 
     def written(lowered: Any) -> Any:
         code, nodes = lowered.codegen()[0].value, lowered.scheduler.nodes
@@ -102,7 +102,9 @@ def compiled(job: Job, **options: Any) -> Kernels:
         counted, of_mixed = sum(map(partial_bytes, inductors)), sum(map(partial_bytes, mixed))
         size = sum(map(accessed_bytes, inductors)) - 2 * counted
         workspaces = 4 * sum(map(int, WORKSPACE.findall(code)))  # the scheduler has other sizes for them
-        found.append(Kernels(len(LAUNCH.findall(code)), size, 2 * (counted - of_mixed + workspaces)))
+        written_kernels.append(
+            Kernels(len(LAUNCH.findall(code)), size, 2 * (counted - of_mixed + workspaces))
+        )
         raise Written
 
     torch._dynamo.reset()
@@ -111,23 +113,23 @@ def compiled(job: Job, **options: Any) -> Kernels:
         torch.no_grad(),
         mock.patch.object(graph.GraphLowering, "compile_to_module", written),
         mock.patch.object(scheduler, "has_triton", lambda *_: True),
-        collect() as ends,
+        collect() as outcomes,
     ):
         function = torch.compile(job.make(), dynamic=False, options={"fx_graph_cache": False, **options})
         try:
             function(*(torch.empty_strided(s, t, dtype=d, device=where) for s, t, d, where in job.inputs))
         except Exception:
-            if not found:
+            if not written_kernels:
                 raise
-    regions = [end for end in ends if isinstance(end, RegionRecord)]
-    own, partial = (
+    regions = [outcome for outcome in outcomes if isinstance(outcome, RegionRecord)]
+    region_bytes, partial = (
         sum(r.traffic.read + r.traffic.written for r in regions),
         sum(r.traffic.workspace for r in regions),
     )
-    (kernels,) = found
+    (kernels,) = written_kernels
     return Kernels(
         kernels.launches,
-        kernels.bytes + own,
+        kernels.bytes + region_bytes,
         kernels.partial + 2 * partial,
         tuple(f"{r.space} {r.strategy}" for r in regions),
     )
@@ -141,9 +143,9 @@ def accessed_bytes(node: Any) -> int:
 
     ranges: dict[str, dict[Any, float]] = defaultdict(dict)  # elements by where a range begins
     for dep in node.read_writes.reads_and_writes():
-        one = isinstance(dep, MemoryDep) and not dep.is_indirect()
-        key = (dep.get_offset(), dep.get_numel()) if one else None
-        ranges[dep.name][key] = int(dep.get_numel()) if one else math.inf
+        is_direct = isinstance(dep, MemoryDep) and not dep.is_indirect()
+        key = (dep.get_offset(), dep.get_numel()) if is_direct else None
+        ranges[dep.name][key] = int(dep.get_numel()) if is_direct else math.inf
     sizes = node.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
     return int(
         sum(min(size, sum(ranges[n].values()) * V.graph.get_dtype(n).itemsize) for n, size in sizes.items())
@@ -153,7 +155,7 @@ def accessed_bytes(node: Any) -> int:
 def partial_bytes(node: Any) -> int:
     """Bytes of partial results that a kernel of Inductor's writes."""
     split = (s.node for s in node.get_nodes() if getattr(s.node, "_split_size", None) is not None)
-    return sum(math.prod(map(int, one.get_size())) * one.get_dtype().itemsize for one in split)
+    return sum(math.prod(map(int, buffer.get_size())) * buffer.get_dtype().itemsize for buffer in split)
 
 
 def write(path: Path, every: int) -> None:
@@ -167,18 +169,20 @@ def write(path: Path, every: int) -> None:
     triton.runtime.driver.set_active(Driver())
     with path.open("w") as lines:
         for job in jobs(every):
-            found = {"key": job.key, "family": job.family, "torch": torch.__version__}
+            record = {"key": job.key, "family": job.family, "torch": torch.__version__}
             try:
-                found["stock"] = dataclasses.astuple(compiled(job, mixorder=False))
-                found["ours"] = dataclasses.astuple(compiled(job, mixorder=True, mixorder_strict=True))
+                record["stock"] = dataclasses.astuple(compiled(job, mixorder=False))
+                record["ours"] = dataclasses.astuple(compiled(job, mixorder=True, mixorder_strict=True))
             except Exception as error:  # the next subgraph goes on
-                found["error"] = f"{type(error).__name__}: {str(error)[:300]}"
-            print(json.dumps(found), file=lines, flush=True)
+                record["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+            print(json.dumps(record), file=lines, flush=True)
 
 
 def compare(paths: Iterable[Path]) -> None:
     """Of the subgraphs that all files have, those where mixorder fuses something by the last one."""
-    files = [{one["key"]: one for one in map(json.loads, path.read_text().splitlines())} for path in paths]
+    files = [
+        {record["key"]: record for record in map(json.loads, path.read_text().splitlines())} for path in paths
+    ]
     keys = [k for k in files[-1] if all("ours" in file.get(k, ()) for file in files)]
     for key in (k for k in files[-1] if k not in keys):
         print(f"{key}: {[file.get(key, {}).get('error', 'missing') for file in files]}")

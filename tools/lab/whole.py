@@ -130,13 +130,13 @@ def play(example: Example, match: Match, turn: Turn) -> None:
     torch.set_float32_matmul_precision("high" if example.task.recipe == "fp32" else "highest")  # TF32
     examples = {"stock": example, "ours": Example(example.task) if example.task.train else example}
     with turn, _step(match, "move", watch):
-        for one in {id(e): e for e in examples.values()}.values():
-            one.move()
+        for instance in {id(e): e for e in examples.values()}.values():
+            instance.move()
     if example.task.train:
         match.items, match.unit = example.batch
         _compile_small(example.task, turn)
     way = Training if example.task.train else Trainer
-    trainers = {name: way(one, match, name, turn) for name, one in examples.items()}
+    trainers = {name: way(instance, match, name, turn) for name, instance in examples.items()}
     for name, trainer in trainers.items():
         held = turn.held_s
         trainer.first()
@@ -153,8 +153,8 @@ def play(example: Example, match: Match, turn: Turn) -> None:
             with _step(match, "errors", watch):
                 _errors(match, example, trainers, watch)
         trainers.clear()
-        for one in examples.values():
-            one.clear()
+        for instance in examples.values():
+            instance.clear()
         watch.free()
 
 
@@ -223,8 +223,8 @@ class Example:
         with torch.no_grad():
             theirs = itertools.chain(plain.parameters(), plain.buffers())
             mine = itertools.chain(self.model.parameters(), self.model.buffers())
-            for one, value in zip(theirs, mine, strict=True):
-                one.copy_(value)  # as rounded
+            for tensor, value in zip(theirs, mine, strict=True):
+                tensor.copy_(value)  # as rounded
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
@@ -338,8 +338,8 @@ def _measured(match: Match, trainers: dict[str, Trainer], watch: Stopwatch) -> N
     with _step(match, "times", watch):
         watch.steps(trainers, WARM_UP)
         count = TRAINED if match.items else STEPS
-        for name, found in watch.steps(trainers, count).items():
-            quartiles = statistics.quantiles(found, n=4)
+        for name, samples in watch.steps(trainers, count).items():
+            quartiles = statistics.quantiles(samples, n=4)
             side = sides[name]
             side.low, side.step_ms, side.high = (round(ms, 4) for ms in quartiles)
     with _step(match, "peak", watch):
@@ -411,11 +411,11 @@ def _errors(match: Match, example: Example, trainers: dict[str, Trainer], watch:
         except Exception as error:
             match.reference = f"stock: {told(error)[:200]}"
     ours = trainers["ours"]()
-    for name, found in (("stock", stock), ("ours", ours)):
+    for name, computed in (("stock", stock), ("ours", ours)):
         exact = stock if truth is None else truth
         errors = [
             largest_error([(g, t.double())])
-            for g, t in zip(found, exact, strict=True)
+            for g, t in zip(computed, exact, strict=True)
             if g is not None and t is not None
         ]
         digits = [e for e in errors if e < NO_DIGITS] or [0.0]

@@ -63,7 +63,7 @@ def _given(*shape: int, dtype: torch.dtype = BF16, channels_last: bool = False) 
 
 def _norm(norm: nn.Module, then: Callable[..., Any] = lambda x: x, dtype: torch.dtype = BF16) -> Calls:
     """A norm in a dtype, and what is computed of its result and of further inputs."""
-    return Calls(lambda self, x, *others: then(self.norm(x), *others), norm=norm.to(dtype))
+    return Calls(lambda self, x, *inputs: then(self.norm(x), *inputs), norm=norm.to(dtype))
 
 
 def _by_hand_over_channels(self: Any, x: Tensor) -> Tensor:
@@ -352,8 +352,8 @@ def rotated_heads() -> Written:
     def rotated(self: Any, q: Tensor) -> Tensor:
         q = self.norm(q.view(2, 2304, 24, 128).transpose(1, 2))
         pairs = q.float().reshape(2, 24, 2304, 64, 1, 2)
-        turned = self.table[..., 0] * pairs[..., 0] + self.table[..., 1] * pairs[..., 1]
-        return turned.reshape(q.shape).to(BF16)
+        product = self.table[..., 0] * pairs[..., 0] + self.table[..., 1] * pairs[..., 1]
+        return product.reshape(q.shape).to(BF16)
 
     table = nn.Buffer(torch.randn(1, 1, 2304, 64, 2, 2))
     return Written(Calls(rotated, norm=nn.RMSNorm(128).to(BF16), table=table), [_given(2, 2304, 3072)])
@@ -719,7 +719,7 @@ def _normalized(samples: int, channels: int, size: int) -> Callable[[], Written]
     return make
 
 
-# Norms whose slabs fit a program, or nearly so.
+# Norms whose reduction groups fit a program, or nearly so.
 KEPT: dict[str, Callable[[], Written]] = {
     **{
         f"group_norm_{n}x{c}x{size}": _group_norm(n, c, size)

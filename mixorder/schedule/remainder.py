@@ -1,0 +1,81 @@
+"""The predicted time of the remainder: what a smaller region leaves to Inductor, as loops of its own.
+
+Without the region, Inductor computes the same inside the loops that read it, and stores nothing of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.fx import Node
+
+from ..region.nodes import fake, is_view, operands, readers, shows
+from ..region.region import Region
+from ..region.space_analysis import takes_operands
+from ..region.transposed import traced_shape
+from ..region.walk import ancestors
+from .device import DeviceInfo
+from .facts import PRICES
+from .kernel_time import TIMES, Kind, Times
+from .work import Work
+
+
+def remainder_us(whole: Region, subregion: Region, device: DeviceInfo, times: Times = TIMES) -> float:
+    """Microseconds of the loops that compute what `subregion` reads and `whole` computes, and of those that
+    write what `whole` wrote. What another operator needs in memory anyway does not count; loops that use it
+    as well would recompute it. One kernel writes all tensors of one size, and computes for each element."""
+    lost = set(whole.nodes) - set(subregion.nodes)
+    left = {n for n in lost if not _is_stored(n, whole)} | lost.intersection(whole.outputs)
+    written = left.intersection((*subregion.inputs, *whole.outputs))
+    if not subregion.inner:  # Inductor as well has loops that write a result, and others that add it up
+        written -= set(subregion.inputs).intersection(whole.outputs)
+        left = {n for result in written for n in _made_of(result, left)}
+    if not written:
+        return 0.0
+    moved = sum(map(_bytes, written | _sources(left, set(subregion.nodes) - set(subregion.outputs))))
+    sizes: dict[int, set[Node]] = {}
+    for node in written:
+        made = _made_of(node, lost)
+        sizes.setdefault(max(map(_elements, made)), set()).update(made)
+    computed = sum(size * sum(map(_instructions, nodes)) for size, nodes in sizes.items())
+    return times.launch_us * len(sizes) + times.us(Kind.POINTWISE, Work(moved, moved, computed), device)
+
+
+def _is_stored(node: Node, whole: Region) -> bool:
+    """Whether an operator reads a node, or a view of it, that Inductor fuses with nothing."""
+    return not all(u in whole.nodes or takes_operands(u) for u in readers(node, shows))
+
+
+def _instructions(node: Node) -> int:
+    """Of an element, where it takes more than a few. A power of a number known before takes few."""
+    name = str(node.target).split(".")[1:2]
+    return 0 if node.target is torch.ops.aten.pow.Tensor_Scalar else PRICES.get("".join(name), 0)
+
+
+def _sources(nodes: set[Node], computed: set[Node]) -> set[Node]:
+    """What loops that compute some nodes read. They compute what is among `computed` as well."""
+    inside = set(ancestors(nodes, lambda node: node in nodes or node in computed))
+    reading = (node for node in inside if node in computed or _is_read(node, nodes))
+    return {operand for node in reading for operand in operands(node)} - computed - nodes
+
+
+def _is_read(node: Node, nodes: set[Node]) -> bool:
+    """Whether loops that compute some nodes read the operands of one of them. They do not for a view of a
+    result."""
+    return not is_view(node) or any(user in nodes for user in node.users)
+
+
+def _made_of(node: Node, nodes: set[Node]) -> set[Node]:
+    """A node, and those of `nodes` that it is computed from."""
+    return {node, *ancestors(operands(node), nodes.__contains__)}
+
+
+def _elements(node: Node) -> int:
+    shape = traced_shape(node)
+    return 0 if shape is None else math.prod(map(int, shape))
+
+
+def _bytes(node: Node) -> int:
+    val = fake(node)
+    return 0 if val is None else _elements(node) * val.dtype.itemsize
