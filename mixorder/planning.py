@@ -160,11 +160,12 @@ def improved(
 
     workspace = functools.cache(functools.partial(cost.workspace_bytes, loops))
 
-    def us(tried: Plan) -> float:
+    def us(tried: Plan, exposed: bool = False) -> float:
         moved = cost.Traffic(0, 0, workspace(tried.partials), 0)
-        return fused_kernels(loops, tried, facts, moved).us(device, TIMES)
+        return fused_kernels(loops, tried, facts, moved).us(device, TIMES, exposed)
 
-    return by_time.improved(strategy.search_space(facts, device, schedule, False), facts, us)
+    space = strategy.search_space(facts, device, schedule, False)
+    return by_time.improved(space, facts, us, functools.partial(us, exposed=True))
 
 
 def check_layout(

@@ -2,7 +2,7 @@
 
 The main kernel's programs walk through their rows tile by tile. Its time is what takes longest of memory, L2,
 instructions, and a program's own chain: a tile waits for its loads, and each of its reductions for the one
-before. Other programs on the same multiprocessor run meanwhile.
+before and for what is computed in between. Other programs on the same multiprocessor run meanwhile.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Main:
     mixed_layouts: bool
     """Whether what is prefetched lies along rows and across them, in wide rows."""
 
-    def us(self, device: DeviceInfo, times: Times) -> float:
-        """Microseconds of the main kernel, without its launch."""
+    def us(self, device: DeviceInfo, times: Times, exposed: bool = True) -> float:
+        """Microseconds of the main kernel, without its launch. `exposed`: a chain has what it computes."""
         fused, work = times.fused, self.work
         each = self.programs / device.num_sm
         at_once, turns = self._turns(each)
@@ -101,13 +101,15 @@ class Main:
         in_flight = at_once * self.tile_bytes * self.prefetched_tiles
         starved = max(1.0, needed / in_flight) if in_flight else 1.0  # what is only stored waits for nothing
         computed = work.instructions / (times.instructions_sm_us * busy)
+        # All warps of a program wait for its reductions: meanwhile only other programs compute.
+        alone = computed / at_once if exposed and self.levels else 0.0
         overlapping_us = (
             device.slower * starved * work.dram / 1e6 / times.memory_mb_us / fused.share,
             work.l2 / 1e6 / times.l2_mb_us * H200.num_sm / busy,
             computed * (1 + fused.uneven * (uneven - 1)),
             work.requests / (times.requests_sm_us * busy),
             work.lines / (times.lines_sm_us * busy),
-            turns * self.steps * (fused.step_us + self.levels * fused.level_us),
+            turns * self.steps * (fused.step_us + self.levels * fused.level_us) + alone,
             max(1.0, each / self.resident)
             * self.steps
             * fused.load_us
@@ -117,14 +119,12 @@ class Main:
             fused.branch_us * turns * work.branches / (max(1, self.programs) * self.warps * WARP),
             each * times.program_us,
         )
-        exposed = self.width <= NARROW and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
+        narrow = self.width <= NARROW and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
         lanes = self.chains * self.warps * WARP / self.rows
         levels = math.log2(self.rows * self.warps + 1) * min(1.0, lanes / TREE_LANES)
         levels *= ONE_WARP if self.warps == 1 else 1.0
         tree = fused.tree_us * self.sums * levels
-        longer = (NARROW_EXPOSED if exposed else 1.0) * (
-            MIXED_LAYOUTS_PREFETCH if self.mixed_layouts else 1.0
-        )
+        longer = (NARROW_EXPOSED if narrow else 1.0) * (MIXED_LAYOUTS_PREFETCH if self.mixed_layouts else 1.0)
         return fused.latency_us + longer * times.joined(overlapping_us) + tree
 
     def _turns(self, each: float) -> tuple[int, int]:
@@ -154,13 +154,13 @@ class Fused:
     copied: int
     """Bytes of copied inputs, and of results that are joined with others."""
 
-    def us(self, device: DeviceInfo, times: Times) -> float:
-        """Microseconds of all kernels."""
+    def us(self, device: DeviceInfo, times: Times, exposed: bool = True) -> float:
+        """Microseconds of all kernels; `exposed` as in `Main.us`."""
         last = Work(self.workspace, self.workspace)
         return (
             times.start_us
             + times.launch_us * (self.launches - 1)
-            + self.main.us(device, times)
+            + self.main.us(device, times, exposed)
             + (times.us(Kind.FINAL, last, device, self.finalising) if self.finalising else 0.0)
             + (moving_us(2 * self.copied, device, times) - times.kernel_us if self.copied else 0.0)
         )

@@ -40,6 +40,16 @@ class PersistentSearchSpace(SearchSpace):
         yield from self._layouts(plan)
         yield from final_neighbours(plan)
 
+    def divided(self, plan: Plan) -> tuple[Plan, ...]:
+        """With twice the programs: of half the rows and warps, as they are, or of half the warps."""
+        tried = []
+        for by, warps in ((-1, -1), (0, 0), (0, -1)):
+            if (rows := shifted(plan.tile_rows, by)) and not self.pinned:
+                splits = min(2 * plan.splits, self._count(rows))
+                num_warps = shifted(plan.launch.num_warps, warps)
+                tried.append(plan.changed(tile_rows=rows, num_warps=num_warps, splits=splits))
+        return tuple(s for s in tried if s.splits > plan.splits and self.fits(s))
+
     def fits(self, plan: Plan) -> bool:
         rows, launch, second, start = plan.tile_rows, plan.launch, plan.second, self.start
         most = max(self._count(rows), start.splits) if rows > 0 else 0

@@ -30,6 +30,10 @@ class SearchSpace:
         """Those that differ from `plan` in one group, legal or not."""
         return ()
 
+    def divided(self, plan: Plan) -> tuple[Plan, ...]:
+        """The legal ones with twice the programs."""
+        return ()
+
     def legal(self, plan: Plan) -> bool:
         """Whether the kernels are correct and fit the device."""
         return self.is_varied(plan) and self.fits(plan)

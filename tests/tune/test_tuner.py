@@ -359,7 +359,7 @@ def test_wide_rows_are_tried_in_every_way(cols: int) -> None:
     assert sum("programs" in name for name in starts) >= 2
     assert next(iter(starts.values())) == found.chosen
     for name, start in starts.items():
-        schedule, space = start.schedule, tuner._space(found, start)
+        schedule, space = start.schedule, tuner._search_space(found, start)
         assert name == start.strategy.title(schedule)
         assert (schedule.group > 1) == ("programs" in name) == bool(start.loops.role(BufferRole.MAILBOX))
         assert space.legal(schedule)
