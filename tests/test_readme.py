@@ -86,7 +86,7 @@ def test_a_device_has_the_day_of_its_last_run() -> None:
 
 def test_the_models_that_gain_are_those_of_the_lab() -> None:
     """A row has the figures of one row of the lab or of the page on FP8. The rows are sorted by GPU time."""
-    pages = ((DOCS / name).read_text() for name in ("lab/duels.md", "quantise.md"))
+    pages = ((DOCS / name).read_text() for name in ("lab/duels.md", "lab/family.md", "quantise.md"))
     cells = [{cell.strip() for cell in line.split("|")} for page in pages for line in page.splitlines()]
     saved, trained = list[float](), list[float]()
     for name, _, step, second, gpu, share, peak in table("model"):

@@ -135,10 +135,27 @@ def test_pages_have_the_kept_records() -> None:
     assert f"| {on.split(', ')[0]} |" in (DOCS / "supported.md").read_text()
 
 
+def _untrained() -> list[matches.Match]:
+    return [match for match in matches.load([real_models.KEPT]) if not match.items]
+
+
+def test_convolutional_nets_are_the_kept_records() -> None:
+    """The table of the page, and README's row of the autoencoder, with day, card, versions and commit."""
+    kept = [match for match in _untrained() if match.family.startswith(("diffusers/", "timm/", "loops/"))]
+    (on,) = {match.on for match in kept}
+    page, readme = (path.read_text() for path in (DOCS / "lab" / "family.md", DOCS.parent / "README.md"))
+    nets, _, _ = matches.report(kept).partition("\n\n")
+    assert len(kept) == 7 and nets in page and f"({on}, each run once;" in page
+    (vae,) = (match for match in kept if match.family == "diffusers/vae")
+    _, _, step, gpu, _, _, _, _, peak, *_ = matches.cells(vae)
+    assert f"| AutoencoderKL (diffusers), 4 x 256 x 256 | channels-last | {step} | | {gpu} |" in readme
+    assert f"| {peak} |" in readme and f"{on.split(', ')[0]}, {on.split(', ')[-1]}; FP8" in readme
+
+
 def test_steps_in_float8_are_the_kept_records() -> None:
     """The rows of the page's table, and that of the README, with their day, card, versions and commit."""
     page, readme = (path.read_text() for path in (DOCS / "quantise.md", DOCS.parent / "README.md"))
-    kept = [match for match in matches.load([real_models.KEPT]) if not match.items]
+    kept = [match for match in _untrained() if match.family.startswith(("torchao/", "float8/"))]
     (on,) = {match.on for match in kept}
     assert len(kept) == 6 and f"({on}, each run once;" in page
     for match in kept:
