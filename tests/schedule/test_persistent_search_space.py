@@ -32,6 +32,8 @@ def test_every_neighbour_is_legal_and_new(rows: int, cols: int, device: DeviceIn
     near = here.near(here.start)
     assert near == here.near(here.start)
     assert here.legal(here.start) and here.start not in near and len(set(near)) == len(near)
+    for schedule in here.divided(here.start):
+        assert here.legal(schedule) and here.start.splits < schedule.splits <= 2 * here.start.splits
     for schedule in near:
         assert here.legal(schedule)
         assert (schedule.lanes, schedule.chunks) in layouts(here.facts)
@@ -46,6 +48,15 @@ def test_each_part_of_a_schedule_is_varied() -> None:
     assert {s.launch.num_stages - start.launch.num_stages for s in near} == {-1, 0, 1}
     assert {2 * s.launch.num_warps // start.launch.num_warps for s in near} >= {1, 2, 4}
     assert {-(-s.splits // H200.num_sm) for s in near} == {1, 2, 4}
+
+
+def test_programs_are_divided_into_halves_or_doubled() -> None:
+    here = space(cols=2048)
+    start = here.start.changed(tile_rows=2, num_warps=8, splits=132)
+    of = {(s.tile_rows, s.launch.num_warps, s.splits) for s in here.divided(start)}
+    assert of == {(1, 4, 264), (2, 8, 264), (2, 4, 264)}
+    assert not here.divided(here.start.changed(tile_rows=1, num_warps=1, splits=here.facts.rows))
+    assert not space(pinned=True).divided(space(pinned=True).start)
 
 
 def test_the_users_split_is_kept() -> None:

@@ -89,6 +89,7 @@ RULES: dict[str, Any] = {
     "region.producers.with_row_values": nothing,
     "search.remainder_us": gives(0.0),
     "planning.improved": lambda strategy, loops, facts, schedule, device: schedule,
+    "schedule.by_time.divided": lambda space, plan, us: plan,
     "planning.check_time": nothing,
     "schedule.predicted.check_size": nothing,
     "schedule.predicted.SURELY_SAVED": 0.0,
