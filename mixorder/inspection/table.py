@@ -204,7 +204,7 @@ def table(rows: Sequence[Sequence[str]], width: int = 0) -> str:
         if 0 < width < len(before) + LEAST and row is not rows[0]:
             lines += [before.rstrip(), filled(last.strip(), 6, width)]
             continue
-        wrapped = textwrap.wrap(last, width - len(before)) if width else [last]
+        wrapped = textwrap.wrap(last, max(LEAST, width - len(before))) if width else [last]
         lines += (
             f"{before if i == 0 else ' ' * len(before)}{line}".rstrip() for i, line in enumerate(wrapped)
         )

@@ -185,3 +185,16 @@ def test_a_share_of_the_step_is_a_roofline_of_the_card() -> None:
     assert f"At most {share:.1%} of a step, which" in str(found)
     unknown = dataclasses.replace(found, device=dataclasses.replace(found.device, name="another"))
     assert not unknown.roofline_us and "At most" not in str(unknown)
+
+
+@pytest.mark.parametrize("length", (60, 70, 76, 80, 90))
+def test_columns_may_be_as_wide_as_the_page(length: int) -> None:
+    """The sizes of the regions of an autoencoder (five axes) take 80 columns."""
+    space = "column 4 x column 32 x row 16 x row 256 x row 256 " * 2
+    lines = table.table(
+        [["space", "from"], [space[:length], "group_norm in decoder.up_blocks.3"]], 80
+    ).splitlines()
+    assert lines[0].split() == ["space", "from"]
+    assert (
+        " ".join(" ".join(lines[1:]).split()) == f"{space[:length].strip()} group_norm in decoder.up_blocks.3"
+    )
