@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from support.case import Shape
 from support.cases import GROUPS, Case, Compile, Example
-from support.compilers import ahead_of_time, inductor
+from support.compilers import STOCK, ahead_of_time, inductor
 from support.sources import lost, told
 from torch import Tensor
 from torch._functorch import config as functorch
@@ -35,7 +35,7 @@ from .whole import candidates_in
 from .written import BY_HAND, KEPT, PROGRAMS, UNSEEN, Written
 
 # Inductor's own mix-order reduction fails to compile in fp64 (torch 2.11).
-EXACT = {"mixorder": False, "fx_graph_cache": False, "triton.mix_order_reduction": False}
+EXACT = STOCK | {"triton.mix_order_reduction": False}
 MOST_LOCKED_S = 60
 MOST_TOLD = 1000
 
