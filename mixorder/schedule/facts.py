@@ -33,12 +33,16 @@ from ..ir.program import (
     PartialAccumulate,
     Reduce,
     RowAlignment,
+    Statement,
     Store,
     operands,
 )
 from .layout import along_rows, offsets, per_access, sizes_of
 
 REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
+# Functions that reduce their argument, once for all of the same one, with a loop for large ones: a thread has
+# its elements one after the other.
+BRANCHING = frozenset({"sin", "cos", "tan"})
 NARROW = 4  # bytes of a thread's access, up to which prefetching does not pay (`no_prefetch.py`)
 ASYNC_BYTES = 4  # of the narrowest access that Triton prefetches
 TABLE = 8  # elements of the space for each of a table, at least: it is read again and again
@@ -224,7 +228,7 @@ class _Reader:
             item_bytes,
             self.levels(),
             common=self.col.kind is AxisClass.COMMON,
-            held=HeldWords(self.across_reductions + self.column_words, self.column_words),
+            held=HeldWords(self.held_by_elements + self.column_words, self.column_words),
             alignment=self.program.alignment or ALIKE,
             loads=self.loads(widest_bytes),
             lies=self.lies(),
@@ -373,16 +377,21 @@ class _Reader:
         return {name: i for i, stmt in enumerate(self.main.body) for name in operands(stmt)}
 
     @property
-    def across_reductions(self) -> int:
-        """The most words of a tile that are live across one reduction."""
+    def held_by_elements(self) -> int:
+        """The most words of a tile that are live across a reduction, or while a function that branches has
+        computed some of a thread's elements: then its results are live, too."""
         tile = {self.row.symbol, self.col.symbol}
         lives = [
             (made, self.last_use[s.name], words_of(s))
             for made, s in enumerate(self.main.body)
             if isinstance(s, Load | Compute) and tile <= self.deps[s.name] and s.name in self.last_use
         ]
-        reductions = [i for i, s in enumerate(self.main.body) if isinstance(s, Reduce)]
-        return max((sum(w for made, last, w in lives if made < at < last) for at in reductions), default=0)
+        across = [(i, 0) for i, s in enumerate(self.main.body) if isinstance(s, Reduce)]
+        across += [(i, 1) for i, s in enumerate(self.main.body) if is_branching(s)]
+        return max(
+            (sum(w for made, last, w in lives if made < at + result and last > at) for at, result in across),
+            default=0,
+        )
 
     @functools.cached_property
     def column_words(self) -> int:
@@ -479,6 +488,11 @@ def cost_of(stmt: Compute, words: int = 1, by_row: bool = False) -> int:
     op = BY_ROW if by_row else stmt.op.removeprefix("libdevice_")
     price = PRICES.get(f"{op} {str(stmt.dtype).removeprefix('torch.')}")
     return words * PRICES.get(op, 1) if price is None else price
+
+
+def is_branching(stmt: Statement) -> bool:
+    """Whether a statement is a function that a thread computes for one element after the other."""
+    return isinstance(stmt, Compute) and stmt.op.removeprefix("libdevice_") in BRANCHING
 
 
 def is_by_row(stmt: Compute, deps: Mapping[str, frozenset[sympy.Symbol]], nest: Nest) -> bool:

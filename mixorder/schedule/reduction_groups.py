@@ -65,8 +65,8 @@ MOST_REGISTERS = 224
 UNDER_WAY = 4 * ELEMENTS  # elements of tiles of the first kernel, on each multiprocessor
 MOST_PARTIALS = 4096  # partial sums of a program of the second kernel, at most
 PREFERRED_PARTIALS = 1024  # as many as it prefers where the contiguous axis is reduced
-# Stages of the first kernel's loop where a tile has several columns, and where tensors lie along another axis
-# too, if the shared memory of a multiprocessor is enough for so many programs (docs/lab/tuning.md).
+# Stages of the first kernel's loop, and where tensors lie along another axis too, if the shared memory of a
+# multiprocessor is enough for so many programs (docs/lab/tuning.md).
 STAGES, STAGES_ACROSS, PROGRAMS = 3, 2, 2
 TOTAL_COLUMNS = 32  # of such a program, at most
 # Of kernels that sum contiguous rows: microseconds until the first program has a tile, and from the last
@@ -214,11 +214,8 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
         wanted = -(-facts.rows // split_size)
     splits = max(1, min(wanted, steps, most))
     splits = -(-steps // -(-steps // splits))  # as many as it takes for programs of the same number of tiles
-    in_columns = any(n > 1 and i not in facts.summed for i, n in enumerate(extents))
-    warps, stages = warps_of(extents), 1
-    if in_columns:
-        room = device.shared_memory // (PROGRAMS * math.prod(extents) * facts.load_bytes)
-        stages = max(1, min(STAGES_ACROSS if facts.across else STAGES, 1 + room))
+    room = device.shared_memory // (PROGRAMS * math.prod(extents) * facts.load_bytes)
+    stages = max(1, min(STAGES_ACROSS if facts.across else STAGES, 1 + room))
     outer = _outermost(facts, extents) if _in_columns(facts) else min(facts.summed)
     walks = [Walk(1 if i in facts.summed else tiles[i], tile=extent) for i, extent in enumerate(extents)]
     unroll = _unrolled(facts, extents)
@@ -228,7 +225,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     second = SecondStage(second_tile[-1], WARPS)
     column_sums = _column_sums_tile(facts, applied) if facts.column_sums else ()
     totals = Applied(applied, warps_of(applied), second_tile, programs < most_programs, column_sums)
-    return Plan(tuple(walks), Launch(warps, stages), second, totals, order)
+    return Plan(tuple(walks), Launch(warps_of(extents), stages), second, totals, order)
 
 
 def _in_columns(facts: ReductionGroupFacts) -> bool:
@@ -318,12 +315,12 @@ def _second_tile(facts: ReductionGroupFacts, splits: int) -> tuple[int, ...]:
 
 
 def _column_sums_tile(facts: ReductionGroupFacts, applied: tuple[int, ...]) -> tuple[int, ...]:
-    """The fourth kernel's tile, along the splits and each axis of its sums: the columns of a sector."""
-    extents = [1] * len(facts.column_sums)
-    extents[-1] = min(SECTOR // 4, next_power_of_2(facts.column_sums[-1]))
-    return min(
-        MOST_PARTIALS // extents[-1], next_power_of_2(_tiles(facts.sizes, facts.in_column_sums, applied))
-    ), *extents
+    """The fourth kernel's tile, along the splits and each axis of its sums: the columns of a sector, or fewer
+    where there are many splits, so that more programs add them up."""
+    extents, splits = [1] * len(facts.column_sums), _tiles(facts.sizes, facts.in_column_sums, applied)
+    rows = min(PREFERRED_PARTIALS, next_power_of_2(splits))
+    extents[-1] = min(SECTOR // 4, PREFERRED_PARTIALS // rows, next_power_of_2(facts.column_sums[-1]))
+    return rows, *extents
 
 
 def _steps_of_column_sums(facts: ReductionGroupFacts, totals: Applied) -> int:

@@ -197,6 +197,12 @@ def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[in
     return run, -1
 
 
+def _in_sectors(facts: TileFacts, extents: Sequence[int]) -> float:
+    """The bytes of the sectors that a tile touches, over those of its elements."""
+    runs = [_run(facts, extents, size, chain)[0] for size, chain in facts.tensors.chains]
+    return sum(max(1.0, SECTOR / run) for run in runs) / len(runs) if runs else 1.0
+
+
 def _programs(facts: TileFacts, extents: Sequence[int]) -> int:
     return math.prod(-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True))
 
@@ -246,7 +252,7 @@ def expected_of_tile(
     assert isinstance(facts, TileFacts)
     from_l2 = facts.load_bytes * facts.numel if facts.row_axes else 0  # from L2, for values of whole rows
     once += 2 * moved.joined
-    idle = Work(once, once + from_l2)
+    idle = Work(once, once * _in_sectors(facts, plan.extents) + from_l2)
     launch = times.start_us + times.fused.latency_us
     exchanges = REDUCED_US * facts.reductions + TRANSPOSED_US * facts.tensors.transposed
     exchanges *= facts.numel / 1e6 * H200.num_sm / (device.num_sm or H200.num_sm)

@@ -32,7 +32,7 @@ from ..ir.program import (
     Store,
     operands,
 )
-from .facts import PRICES, RELATIVE, cost_of, is_by_row
+from .facts import BRANCHING, PRICES, RELATIVE, cost_of, is_by_row
 from .layout import SAMPLE, Sizes, offsets, per_access, sizes_of
 
 ACROSS_LINE = 8  # elements across a line's direction, of the part of a tile that is looked at
@@ -40,9 +40,6 @@ DIVISION = 4  # instructions of a division of an index by a constant: machine co
 ADDRESS = 4  # of an address of 64 bits and its predicate
 IN_A_LOOP = 28  # of Inductor's sum that is relative to a maximum: two exponentials, triton 3.7.1
 MOMENTS = 6  # of a mean and a variance, for each of four elements whose moments are joined with others
-# Functions that reduce their argument, once for all of the same one, with a loop for large ones: a thread has
-# its elements one after the other.
-BRANCHING = frozenset({"sin", "cos", "tan"})
 COMPENSATED = 7  # instructions of an addition with its rounding error: machine code for sm_90, triton 3.7.1
 
 
