@@ -15,25 +15,20 @@ from weakref import WeakKeyDictionary
 from torch.fx import Node
 
 from .graphs import our_kernel
+from .wrapping import Function
 
 # Of each graph with a launch of ours that is being lowered: the buffers of its effects so far.
 _earlier: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
 
-def ordered(
-    loses_order: Callable[[Node], bool], original: Callable[[Any, Node], Any]
-) -> Callable[[Any, Node], Any]:
+def ordered(loses_order: Callable[[Node], bool], original: Function, self: Any, node: Node) -> Any:
     """Wraps Inductor's method that lowers a node: a node for which `loses_order` holds waits for all such
     before it."""
-
-    def run_node(self: Any, node: Node) -> Any:
-        before = len(self.operations)
-        result = original(self, node)
-        if loses_order(node) and any(our_kernel(n.kwargs.get("kernel_idx")) for n in node.graph.nodes):
-            _wait(self, self.operations[before:])
-        return result
-
-    return run_node
+    before = len(self.operations)
+    result = original(self, node)
+    if loses_order(node) and any(our_kernel(n.kwargs.get("kernel_idx")) for n in node.graph.nodes):
+        _wait(self, self.operations[before:])
+    return result
 
 
 def _wait(lowering: Any, made: list[Any]) -> None:

@@ -7,7 +7,7 @@ those of its place becomes a view as well: nothing but the launch and the `cat` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from .graphs import our_kernel
+from .wrapping import Function, during
 
 aten = torch.ops.aten
 
@@ -23,55 +24,41 @@ aten = torch.ops.aten
 _written: ContextVar[tuple[tuple[Any, Node], ...]] = ContextVar("mixorder_written", default=())
 
 
-def joined(original: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
+def joined(original: Function, self: Any, node: Node) -> Any:
     """Wraps Inductor's method that lowers a node."""
-
-    def run_node(self: Any, node: Node) -> Any:
-        if node.target is not aten.cat.default:
-            return original(self, node)
-        token = _written.set(tuple(_launched(self, node)))
-        try:
-            return original(self, node)
-        finally:
-            _written.reset(token)
-
-    return run_node
+    if node.target is not aten.cat.default:
+        return original(self, node)
+    with during(_written, tuple(_launched(self, node))):
+        return original(self, node)
 
 
-def realized(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function of Inductor's that has an operand of a `cat` written to its place."""
+def realized(original: Function, source: Any, place: Any, *alias: Any, **may_alias: Any) -> Any:
+    """Wraps the function of Inductor's that has an operand of a `cat` written to its place; 2.15 says in
+    `may_alias` whether it may be a view."""
+    from torch._inductor import ir
 
-    def realize_into(source: Any, place: Any, *alias: Any, **may_alias: Any) -> Any:  # the latter: 2.15
-        from torch._inductor import ir
-
-        buffer, node = _operand(source)
-        if node is None or not isinstance(place, ir.ReinterpretView) or not _is_there(node, place.layout):
-            return original(source, place, *alias, **may_alias)
-        buffer_layout = buffer.layout
-        there = ir.FixedLayout(
-            buffer_layout.device,
-            buffer_layout.dtype,
-            buffer_layout.size,
-            buffer_layout.stride,
-            place.layout.offset,
-        )
-        layout = ir.NonOwningLayout(ir.ReinterpretView(data=place.data, layout=there))
-        if not layout.maybe_guard_aligned():  # the kernel is for results that start at a boundary
-            return original(source, place, *alias, **may_alias)
-        buffer.layout = layout
-        return buffer
-
-    return realize_into
+    buffer, node = _operand(source)
+    if node is None or not isinstance(place, ir.ReinterpretView) or not _is_there(node, place.layout):
+        return original(source, place, *alias, **may_alias)
+    buffer_layout = buffer.layout
+    there = ir.FixedLayout(
+        buffer_layout.device,
+        buffer_layout.dtype,
+        buffer_layout.size,
+        buffer_layout.stride,
+        place.layout.offset,
+    )
+    layout = ir.NonOwningLayout(ir.ReinterpretView(data=place.data, layout=there))
+    if not layout.maybe_guard_aligned():  # the kernel is for results that start at a boundary
+        return original(source, place, *alias, **may_alias)
+    buffer.layout = layout
+    return buffer
 
 
-def needs_no_copy(original: Callable[..., Any]) -> Callable[..., Any]:
+def needs_no_copy(original: Function, source: Any, *place: Any) -> Any:
     """Wraps the function of Inductor's that says whether an operand can be written to its place. It is asked
     without the place first, to choose between loops over the whole and loops for each operand."""
-
-    def can_realize_into_without_copy(source: Any, *place: Any) -> Any:
-        return (not place and _operand(source)[1] is not None) or original(source, *place)
-
-    return can_realize_into_without_copy
+    return (not place and _operand(source)[1] is not None) or original(source, *place)
 
 
 def _launched(lowering: Any, cat: Node) -> Iterator[tuple[Any, Node]]:

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from . import versions
 from .config import emulates_precision_casts
 from .mutation_cache import PREFIX
-from .wrapping import wrap
+from .wrapping import Function, wrap
 
 LIMIT = "maxnreg"  # Triton's option, for CUDA alone
 # With a limit of these, a kernel that spills more than so many words of 4 bytes is compiled again with the
@@ -57,17 +56,15 @@ def limit_registers(name: str, most: int) -> None:
     _registers[name] = most
 
 
-def defined(original: Callable[..., Any]) -> Callable[..., Any]:
+def defined(
+    original: Function, self: Any, kernel_name: str, kernel_body: str, *args: Any, **kwargs: Any
+) -> Any:
     """Wraps Inductor's method that writes a kernel's definition."""
-
-    def define_kernel(self: Any, kernel_name: str, kernel_body: str, *args: Any, **kwargs: Any) -> Any:
-        if kernel_name.startswith(PREFIX) and (meta := _meta(kernel_name)):
-            kernel_body = re.sub(r"\btriton_meta=\{", rf"\g<0>{meta}", kernel_body, count=1)
-            if f"'{LIMIT}'" in meta:
-                kernel_body = re.sub(r"(?m)^(?=@triton_heuristics\b)", _WRAPPED_THERE, kernel_body, count=1)
-        return original(self, kernel_name, kernel_body, *args, **kwargs)
-
-    return define_kernel
+    if kernel_name.startswith(PREFIX) and (meta := _meta(kernel_name)):
+        kernel_body = re.sub(r"\btriton_meta=\{", rf"\g<0>{meta}", kernel_body, count=1)
+        if f"'{LIMIT}'" in meta:
+            kernel_body = re.sub(r"(?m)^(?=@triton_heuristics\b)", _WRAPPED_THERE, kernel_body, count=1)
+    return original(self, kernel_name, kernel_body, *args, **kwargs)
 
 
 def _meta(kernel_name: str) -> str:
@@ -89,41 +86,33 @@ def fit(module: ModuleType) -> None:
     wrap(module, "CachingAutotuner._make_launchers", _loaded if less else _loaded_with_fewer_stages)
 
 
-def _with_a_limit(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def _with_a_limit(original: Function, self: Any, cfg: Any, compile_meta: dict[str, Any]) -> dict[str, Any]:
     """Hand a limit on registers on to Triton."""
-
-    def _create_compile_options(self: Any, cfg: Any, compile_meta: dict[str, Any]) -> dict[str, Any]:
-        options = original(self, cfg, compile_meta)
-        if compile_meta.get(LIMIT) and compile_meta.get("device_type") == "cuda":
-            options[LIMIT] = compile_meta[LIMIT]
-        return options
-
-    return _create_compile_options
+    options: dict[str, Any] = original(self, cfg, compile_meta)
+    if compile_meta.get(LIMIT) and compile_meta.get("device_type") == "cuda":
+        options[LIMIT] = compile_meta[LIMIT]
+    return options
 
 
-def _loaded(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _loaded(original: Function, self: Any) -> None:
     """Compile a kernel of mixorder's with more registers as long as it spills many."""
-
-    def _make_launchers(self: Any) -> None:
+    original(self)
+    while _is_ours(self) and (limit := self.triton_meta.get(LIMIT, 0)) in LARGER:
+        if (
+            max((getattr(launcher, "n_spills", 0) or 0 for launcher in self.launchers), default=0)
+            <= MOST_SPILLED
+        ):
+            return
+        self.triton_meta[LIMIT] = LARGER[limit]
+        _recompile(self, self.compile_results[-1].config)
+        self.launchers = []
         original(self)
-        while _is_ours(self) and (limit := self.triton_meta.get(LIMIT, 0)) in LARGER:
-            if (
-                max((getattr(launcher, "n_spills", 0) or 0 for launcher in self.launchers), default=0)
-                <= MOST_SPILLED
-            ):
-                return
-            self.triton_meta[LIMIT] = LARGER[limit]
-            _recompile(self, self.compile_results[-1].config)
-            self.launchers = []
-            original(self)
-
-    return _make_launchers
 
 
-def _loaded_with_fewer_stages(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _loaded_with_fewer_stages(original: Function, self: Any) -> None:
     """The same, and compile with one stage less as long as it asks for too much shared memory."""
 
-    def fitting(self: Any) -> None:
+    def fitting(self: Any) -> Any:
         while True:
             try:
                 return original(self)
@@ -137,7 +126,7 @@ def _loaded_with_fewer_stages(original: Callable[[Any], None]) -> Callable[[Any]
                 fewer.kwargs["NUM_STAGES"] = fewer.num_stages
             _recompile(self, fewer)
 
-    return _loaded(fitting)
+    _loaded(fitting, self)
 
 
 def _is_ours(tuner: Any) -> bool:

@@ -21,6 +21,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import Decline, DeclineReason
+from .wrapping import during
 
 __all__ = ["FloorDiv", "Mod", "ModularIndexing"]
 
@@ -140,12 +141,9 @@ def guarded(graph: torch.fx.Graph) -> Iterator[None]:
     tensors = (val for val in vals if isinstance(val, torch.Tensor))
     mode = next((m for val in tensors if (m := getattr(val, "fake_mode", None)) is not None), None)
     shape_env = getattr(mode, "shape_env", None)
-    token = _guards.set(None if shape_env is None else _Guards(shape_env))
-    try:
-        with contextlib.nullcontext() if shape_env is None else _without_new_guards(shape_env):
-            yield
-    finally:
-        _guards.reset(token)
+    within = contextlib.nullcontext() if shape_env is None else _without_new_guards(shape_env)
+    with during(_guards, None if shape_env is None else _Guards(shape_env)), within:
+        yield
 
 
 @contextlib.contextmanager

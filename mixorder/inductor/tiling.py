@@ -10,26 +10,22 @@ Inductor's own 36 us.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 from .allocation import launches_ours
+from .wrapping import Function
 
 
-def by_names_in_loops(original: Callable[..., Any]) -> Callable[..., Any]:
+def by_names_in_loops(original: Function, node: Any) -> Any:
     """Wraps the function of Inductor's that lists the reads of a loop."""
-
-    def extract_normalized_read_writes(node: Any) -> Any:
-        stated = node.read_writes
-        (first, *_) = node.get_nodes()  # 2.15 also asks of nodes that it may fuse, which have no scheduler
-        names = _names_in_loops(first.scheduler, {dependency.name for dependency in stated.reads})
-        if not names:
-            return original(node)
-        renamed = copy.copy(node)
-        object.__setattr__(renamed, "read_writes", stated.rename(names))  # one of 2.15's is frozen
-        return original(renamed)
-
-    return extract_normalized_read_writes
+    stated = node.read_writes
+    (first, *_) = node.get_nodes()  # 2.15 also asks of nodes that it may fuse, which have no scheduler
+    names = _names_in_loops(first.scheduler, {dependency.name for dependency in stated.reads})
+    if not names:
+        return original(node)
+    renamed = copy.copy(node)
+    object.__setattr__(renamed, "read_writes", stated.rename(names))  # one of 2.15's is frozen
+    return original(renamed)
 
 
 def _names_in_loops(scheduler: Any, read: set[str]) -> dict[str, str]:

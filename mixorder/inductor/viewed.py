@@ -12,41 +12,37 @@ padded products: all rows of a gradient but the first. With final strides, the l
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch._ops import OpOverload
 from torch.fx import Node
 
 from .graphs import our_kernel
+from .wrapping import Function
 
 
-def settled(original: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
+def settled(original: Function, self: Any, node: Node) -> Any:
     """Wraps Inductor's method that lowers a node: before a launch of ours, the strides of its viewed operands
     become final, and what several launches read is written once."""
-
-    def run_node(self: Any, node: Node) -> Any:
-        if not _is_ours(node):
-            return original(self, node)
-        written: dict[Node, Any] = vars(self).setdefault("mixorder_written", {})
-        inside: dict[Node, Any] = {}
-        for operand in node.all_input_nodes:
-            value = self.env.get(operand)
-            if len(list(filter(_is_ours, operand.users))) > 1 and _is_inside_of_loops(value):
-                inside[operand] = value
-                if operand not in written:
-                    written[operand] = copied(value)
-            elif _is_viewed(operand):
-                settle(value)
-        try:
-            self.env.update((operand, written[operand]) for operand in inside)
-            return original(self, node)
-        finally:
-            # What a launch has written over is what all read from there on.
-            kept = (n for n in inside if written[n].get_name() not in self.mutated_buffers)
-            self.env.update((operand, inside[operand]) for operand in kept)
-
-    return run_node
+    if not _is_ours(node):
+        return original(self, node)
+    written: dict[Node, Any] = vars(self).setdefault("mixorder_written", {})
+    inside: dict[Node, Any] = {}
+    for operand in node.all_input_nodes:
+        value = self.env.get(operand)
+        if len(list(filter(_is_ours, operand.users))) > 1 and _is_inside_of_loops(value):
+            inside[operand] = value
+            if operand not in written:
+                written[operand] = copied(value)
+        elif _is_viewed(operand):
+            settle(value)
+    try:
+        self.env.update((operand, written[operand]) for operand in inside)
+        return original(self, node)
+    finally:
+        # What a launch has written over is what all read from there on.
+        kept = (n for n in inside if written[n].get_name() not in self.mutated_buffers)
+        self.env.update((operand, inside[operand]) for operand in kept)
 
 
 def copied(value: Any) -> Any:

@@ -19,7 +19,7 @@ BODY = "@triton_heuristics.user_autotune(\n    triton_meta={'signature': {}},\n)
 def defined(name: str, body: str) -> str:
     """The text that Inductor goes on with."""
 
-    text: str = launches.defined(lambda self, name, body, gpu=True: body)(None, name, body)
+    text: str = launches.defined(lambda self, name, body, gpu=True: body, None, name, body)
     return text
 
 
