@@ -23,10 +23,9 @@ from .mutation_cache import PREFIX
 from .wrapping import Function, wrap
 
 LIMIT = "maxnreg"  # Triton's option, for CUDA alone
-# With a limit of these, a kernel that spills more than so many words of 4 bytes is compiled again with the
-# next one, and with none after the last.
+# With a limit of these, a kernel that spills many registers is compiled again with the next one, and with
+# none after the last.
 LARGER = {72: 96, 96: 112, 112: 0}
-MOST_SPILLED = 12
 
 # Processes that compile kernels run a kernel's definition. Where torch does not load plugins, nothing else
 # would wrap what hands the limit on to Triton. A kernel may come from a cache when mixorder has gone.
@@ -98,10 +97,8 @@ def _loaded(original: Function, self: Any) -> None:
     """Compile a kernel of mixorder's with more registers as long as it spills many."""
     original(self)
     while _is_ours(self) and (limit := self.triton_meta.get(LIMIT, 0)) in LARGER:
-        if (
-            max((getattr(launcher, "n_spills", 0) or 0 for launcher in self.launchers), default=0)
-            <= MOST_SPILLED
-        ):
+        # Words of 4 bytes.
+        if max((getattr(launcher, "n_spills", 0) or 0 for launcher in self.launchers), default=0) <= 12:
             return
         self.triton_meta[LIMIT] = LARGER[limit]
         _recompile(self, self.compile_results[-1].config)

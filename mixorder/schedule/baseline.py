@@ -34,7 +34,6 @@ from .plan import next_power_of_2
 from .work import Access, Work, accesses, computing, total
 
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
-MIXED_NUMEL = 5 * 2**20  # elements, from which on Inductor's own fusion takes a pair
 TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
 BLOCK = 1024  # elements of a program of a kernel without rows
 # `InductorChoices.reduction_split_factor` divides a sum of more elements than the first, for fewer results to
@@ -241,7 +240,7 @@ def _is_mixed(program: LoopProgram) -> bool:
     sums = (s for s in second.statements if isinstance(s, Reduce))
     return (
         fuses_both_orders(rows, cols)
-        and rows * cols >= MIXED_NUMEL
+        and rows * cols >= 5 * 2**20
         and last.kind is AxisClass.COLUMN
         and program.axis(AxisClass.BATCH) is None
         and any({row.symbol, last.symbol} <= s.index.free_symbols for s in common)

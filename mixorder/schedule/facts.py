@@ -42,14 +42,6 @@ REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 NARROW = 4  # bytes of a thread's access, up to which prefetching does not pay (`no_prefetch.py`)
 ASYNC_BYTES = 4  # of the narrowest access that Triton prefetches
 TABLE = 8  # elements of the space for each of a table, at least: it is read again and again
-# All bytes over those of a tensor that is read in single elements, and a program's columns, at least.
-SMALL_OPERANDS, SMALL_OPERANDS_COLS = 5, 1024
-# Bytes of a table, up to which few parts of L2 have all of it. Prefetches of 16 bytes pass by the
-# first-level cache, and all multiprocessors wait for these parts.
-CACHED_TABLE = 8192
-# Of a finalisation, beside partial results, at most, for a main kernel to do its work.
-FINAL_LOADS = 4
-SHARED_ROWS = 8  # bytes of which rows of a batch are a multiple where they share few sectors of memory
 ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a multiple. Not fitted to others
 
 
@@ -290,7 +282,7 @@ class _Reader:
 
     def shared_bytes(self) -> int:
         """Bytes of an element of tensors that are read once, in rows of a batch that fill no whole parts of
-        a sector."""
+        8 bytes of a sector."""
         batch = self.program.axis(AxisClass.BATCH)
         if batch is None:
             return 0
@@ -299,12 +291,13 @@ class _Reader:
         once = (s for s in full if reads[s.buffer] == 1)
         inputs = (s for s in once if self.program.buffer(s.buffer).role is BufferRole.INPUT)
         items = (self.item(s) for s in inputs if batch.symbol in s.index.free_symbols)
-        return sum(item for item in items if int(self.col.size) * item % SHARED_ROWS)
+        return sum(item for item in items if int(self.col.size) * item % 8)
 
     def is_cached_table(self, load: Load) -> bool:
-        """Whether all programs prefetch the same few bytes, past the first-level cache."""
+        """Whether all programs prefetch the same few bytes, past the first-level cache: few parts of L2 have
+        all of them, and all multiprocessors wait for these."""
         space = self.rows * int(self.col.size) * self.batch
-        small = self.bytes(load.buffer) <= min(CACHED_TABLE, space * self.item(load) // TABLE)
+        small = self.bytes(load.buffer) <= min(8192, space * self.item(load) // TABLE)
         return small and self.width(load) == ACCESS
 
     def is_narrow(self, load: Load) -> bool:
@@ -316,8 +309,8 @@ class _Reader:
         """Pieces of few of the bytes whose accesses are too narrow to be prefetched: caches have most."""
         pieces = [s for s in self.whole if s.predicate is not None and self.width(s) < ASYNC_BYTES]
         narrow, every = ({s.buffer for s in loads} for loads in (pieces, self.whole))
-        few = SMALL_OPERANDS * sum(map(self.bytes, narrow)) <= sum(map(self.bytes, every))
-        wide = self.program.hint(self.col.size) >= SMALL_OPERANDS_COLS
+        few = 5 * sum(map(self.bytes, narrow)) <= sum(map(self.bytes, every))
+        wide = self.program.hint(self.col.size) >= 1024
         return pieces if few and wide and not self.is_mixed else []
 
     def width(self, load: Load) -> int:
@@ -436,7 +429,7 @@ class _Reader:
     def finishable(self) -> bool:
         loads = [s for nest in self.program.nests[1:] for s in nest.statements if isinstance(s, Load)]
         inputs = [s for s in loads if self.program.buffer(s.buffer).role is not BufferRole.WORKSPACE]
-        return len(inputs) <= FINAL_LOADS
+        return len(inputs) <= 4
 
 
 def words_of(value: Load | Compute | Reduce | Buffer) -> int:

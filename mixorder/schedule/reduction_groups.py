@@ -4,7 +4,7 @@ The programs of the first kernel have a split of the reduced axes each. They are
 multiprocessors busy, but leave few partial sums. A tile fills whole lines of memory. A thread of the first
 kernel loads all that it has of a tile at once, and adds up what different accesses gave it before it adds
 that to its sums. So these are few, and registers are left for loads under way. Along contiguous rows, a sum
-for each element of a tile was faster (H100, GroupNorm 8x320x64x64: 22.3 us, so 24.2).
+for each element of a tile was faster.
 """
 
 from __future__ import annotations
@@ -47,35 +47,12 @@ from .predicted import Expected, expected_versus
 from .work import ADDRESS, DIVISION, Work, computing
 
 ELEMENTS = 4096  # of a tile
-# And of one along contiguous rows. Of the first kernel's, where that is not all that is summed, and a thread
-# has more than so many words of an element at once.
-ALONG, FEW_WORDS = 2048, 2
 # Of a tile, where memory is contiguous along an axis that is kept: two lines of half precision, and one for
 # moments and where tensors lie along another axis; at least so many where that axis is reduced.
 COLUMNS, NARROW_COLUMNS = 128, 64
-ONE_CHANNEL, LONG = (
-    256,
-    1024,
-)  # elements of a row, from which on a tile has rows of one channel, and only one row
-IDLE = 1.35  # lanes of a longer tile, over those of any, that are as good
 WARPS = 4
 PER_THREAD = 8  # elements, at least
-# Estimated registers of a thread, above which a tile has half as many elements.
-MOST_REGISTERS = 224
-UNDER_WAY = 4 * ELEMENTS  # elements of tiles of the first kernel, on each multiprocessor
 MOST_PARTIALS = 4096  # partial sums of a program of the second kernel, at most
-PREFERRED_PARTIALS = 1024  # as many as it prefers where the contiguous axis is reduced
-# Stages of the first kernel's loop where a tile has several columns, and where tensors lie along another axis
-# too, if the shared memory of a multiprocessor is enough for so many programs (docs/lab/tuning.md).
-STAGES, STAGES_ACROSS, PROGRAMS = 3, 2, 2
-TOTAL_COLUMNS = 32  # of such a program, at most
-# Of kernels that sum contiguous rows: microseconds until the first program has a tile, and from the last
-# tile to the sums; and bytes that L2 still has for the third kernel.
-FILL_US, WARM_BYTES = 2.5, 16e6
-# How much longer kernels take (docs/lab/tuning.md): ours for tiles of several rows of a number of elements
-# that is no multiple of `NARROW`, ours and Inductor's where tensors lie along another axis, and Inductor's
-# for sums across memory.
-NARROW, UNEVEN, ACROSS, INDUCTORS_ACROSS, SUMS_ACROSS = 4, 1.7, 1.2, 1.5, 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,12 +171,13 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The plan of a program over reduction groups. Raises `Decline` if a kernel cannot hold all it needs."""
     assert isinstance(facts, ReductionGroupFacts)
     along, all_summed = not _in_columns(facts), math.prod(facts.sizes[i] for i in facts.summed)
-    most_elements = ALONG if along and all_summed > ELEMENTS and facts.at_once > FEW_WORDS else ELEMENTS
+    # Of the first kernel's tile, where that is not all that is summed, and a thread has much at once.
+    most_elements = ELEMENTS // 2 if along and all_summed > ELEMENTS and facts.at_once > 2 else ELEMENTS
     columns = NARROW_COLUMNS if facts.moments or facts.across else COLUMNS
     extents = _fitting(
         facts, lambda tile: facts.at_once + facts.sums / _unrolled(facts, tile), most_elements, columns
     )
-    applied = _fitting(facts, lambda tile: facts.applied, ALONG if along else ELEMENTS, COLUMNS)
+    applied = _fitting(facts, lambda tile: facts.applied, ELEMENTS // 2 if along else ELEMENTS, COLUMNS)
     tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
     steps = math.prod(tiles[i] for i in facts.summed)
     programs = math.prod(tiles) // steps
@@ -208,7 +186,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
         together = [facts.total_axes.sizes[i] for i in sorted(facts.total_axes.reduced)]
         detail = f"{together} results are reduced together"
         raise Decline(DeclineReason.ROW_TOO_WIDE, detail)
-    most_programs = device.num_sm * UNDER_WAY // math.prod(extents)
+    most_programs = device.num_sm * 4 * ELEMENTS // math.prod(extents)
     wanted = most_programs // programs
     if split_size:
         wanted = -(-facts.rows // split_size)
@@ -216,9 +194,9 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     splits = -(-steps // -(-steps // splits))  # as many as it takes for programs of the same number of tiles
     in_columns = any(n > 1 and i not in facts.summed for i, n in enumerate(extents))
     warps, stages = warps_of(extents), 1
-    if in_columns:
-        room = device.shared_memory // (PROGRAMS * math.prod(extents) * facts.load_bytes)
-        stages = max(1, min(STAGES_ACROSS if facts.across else STAGES, 1 + room))
+    if in_columns:  # where the shared memory of a multiprocessor is enough for two programs
+        room = device.shared_memory // (2 * math.prod(extents) * facts.load_bytes)
+        stages = max(1, min(2 if facts.across else 3, 1 + room))
     outer = _outermost(facts, extents) if _in_columns(facts) else min(facts.summed)
     walks = [Walk(1 if i in facts.summed else tiles[i], tile=extent) for i, extent in enumerate(extents)]
     unroll = _unrolled(facts, extents)
@@ -256,7 +234,7 @@ def _fitting(
     while True:
         extents = tile_of(facts, elements, columns)
         each = math.prod(extents) // (WARP * warps_of(extents))
-        if each <= PER_THREAD or each * words(extents) + REGISTER_OVERHEAD <= MOST_REGISTERS:
+        if each <= PER_THREAD or each * words(extents) + REGISTER_OVERHEAD <= 224:
             return extents
         elements //= 2
 
@@ -267,13 +245,14 @@ def warps_of(extents: tuple[int, ...]) -> int:
 
 def tile_of(facts: ReductionGroupFacts, elements: int, columns: int) -> tuple[int, ...]:
     """A tile of at most so many elements, along each axis: first along the contiguous one, then along the one
-    along which other tensors are, then along those before."""
+    along which other tensors are, then along those before. With long parts of a row, it has rows of one
+    channel, or only one row."""
     last = len(facts.sizes) - 1
     extents, left = [1] * (last + 1), elements
     for place in dict.fromkeys((last, *facts.across, *range(last, -1, -1))):
         size = facts.sizes[place]
         kept = place not in facts.summed
-        if place < last and last in facts.summed and extents[last] >= (ONE_CHANNEL if kept else LONG):
+        if place < last and last in facts.summed and extents[last] >= (256 if kept else 1024):
             continue
         if place in facts.across or (place == last and _in_columns(facts)):
             extents[place] = min(left, columns, next_power_of_2(size))
@@ -289,7 +268,7 @@ def _least_idle(size: int) -> int:
     """The longest part of a row, of those that leave nearly as few lanes idle as any."""
     lengths = [2**n for n in range(ELEMENTS.bit_length() - 1, NARROW_COLUMNS.bit_length() - 2, -1)]
     lanes = {n: -(-size // n) * n for n in lengths}
-    return next(n for n in lengths if lanes[n] <= IDLE * min(lanes.values()))
+    return next(n for n in lengths if lanes[n] <= 1.35 * min(lanes.values()))
 
 
 def _whole(facts: ReductionGroupFacts) -> dict[int, int]:
@@ -312,8 +291,8 @@ def _second_tile(facts: ReductionGroupFacts, splits: int) -> tuple[int, ...]:
     if free:
         inner = free[-1]
         in_groups = len(extents) - 1 in facts.total_axes.reduced
-        room = max(1, (PREFERRED_PARTIALS if in_groups else MOST_PARTIALS) // math.prod(tile))
-        tile[inner + 1] = min(TOTAL_COLUMNS, room, next_power_of_2(facts.total_axes.sizes[inner]))
+        room = max(1, (MOST_PARTIALS // 4 if in_groups else MOST_PARTIALS) // math.prod(tile))
+        tile[inner + 1] = min(32, room, next_power_of_2(facts.total_axes.sizes[inner]))
     return tuple(tile)
 
 
@@ -400,7 +379,7 @@ def expected_of_reduction_groups(
     launch = times.start_us + (len(loops.nests) - 1) * times.launch_us
     of_rows = len(facts.sizes) - 1 in facts.summed
     if of_rows:
-        small += FILL_US
+        small += times.tiled.fill_us
     else:
         rows = math.prod(plan.walk[i].tile for i in facts.summed)
         partials = sum(isinstance(s, PartialAccumulate) for s in first.body)
@@ -410,7 +389,7 @@ def expected_of_reduction_groups(
     warm = _reread_bytes(loops) if of_rows else 0.0
     idle = 1.0
     if of_rows:
-        idle = longer(facts.sizes, totals.tile) * (ACROSS if facts.across else 1.0)
+        idle = longer(facts.sizes, totals.tile) * (times.tiled.across_factor if facts.across else 1.0)
 
     def ours(reducing: Work, applying: Work) -> float:
         reducing, applying = (
@@ -427,13 +406,13 @@ def expected_of_reduction_groups(
 def _reread_bytes(loops: LoopProgram) -> float:
     """Bytes that the third kernel reads after the first one, and that L2 still has."""
     read, reread = ({s.buffer for s in nest.accesses() if isinstance(s, Load)} for nest in loops.nests[:3:2])
-    return min(WARM_BYTES, baseline.total(loops, baseline.moved_once(loops, reread & read)).dram)
+    return min(TIMES.tiled.warm_bytes, baseline.total(loops, baseline.moved_once(loops, reread & read)).dram)
 
 
 def longer(sizes: Sequence[int], tile: Sequence[int]) -> float:
     """How many times as long tiles along rows take, for idle lanes and for accesses that are not wide."""
     factor = (1 + -(-sizes[-1] // tile[-1]) * tile[-1] / sizes[-1]) / 2
-    return factor * UNEVEN if math.prod(tile[:-1]) > 1 and sizes[-1] % NARROW else factor
+    return factor * TIMES.tiled.uneven_factor if math.prod(tile[:-1]) > 1 and sizes[-1] % 4 else factor
 
 
 def _work(program: LoopProgram, nest: Nest) -> Work:
@@ -472,7 +451,7 @@ def inductors_kernels(loops: LoopProgram, facts: Facts, device: DeviceInfo) -> l
     if any(isinstance(s, PartialAccumulate) and s.moments for s in first.body):
         return _of_statistics(facts, sums, applied, device)
     written, computed = _stored_between(loops, facts)
-    across = INDUCTORS_ACROSS if facts.across else 1.0
+    across = TIMES.tiled.inductors_across_factor if facts.across else 1.0
 
     def kernel(kind: Kind, work: Work, launches: int, longer: float = 1.0) -> baseline.Kernel:
         moved = (work.dram + written.dram) * across * longer
@@ -484,12 +463,15 @@ def inductors_kernels(loops: LoopProgram, facts: Facts, device: DeviceInfo) -> l
     }
     of_sums = {
         axes: kernel(
-            Kind.COLUMNS, _work(loops, nest), 1 + divided * counts[axes], 1.0 if in_rows else SUMS_ACROSS
+            Kind.COLUMNS,
+            _work(loops, nest),
+            1 + divided * counts[axes],
+            1.0 if in_rows else TIMES.tiled.sums_across_factor,
         )
         for axes, nest in by_axes.items()
     }
     if len(between) == 1 and not divided:
-        # A loop reads as slowly from L2: H200, 8192x4096 (17 MB at once) 85 us, 512x65536 (134 MB) 139.
+        # A loop reads as slowly from L2.
         held = in_rows and facts.rows <= baseline.PERSISTENT_COLS
         work = dataclasses.replace(applied if held else applied + sums, l2=0.0)
         of_sums.pop(between, None)

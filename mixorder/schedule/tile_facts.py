@@ -22,12 +22,6 @@ from .facts import Facts, cost_of
 from .producers import row_axes_of
 from .staged import Small
 
-LITTLE = 10  # instructions for an element; 7 at most had 64 elements in a thread, 13 at least 32
-# Instructions for an element, for each byte of it that is moved, above which a tile has a quarter.
-HEAVY = 4.5
-# Bytes to load of each element, from which a tile of a norm over channels is small.
-LEAST_LOADED = 4
-
 
 @dataclasses.dataclass(frozen=True)
 class Tensors:
@@ -80,17 +74,17 @@ class TileFacts(Facts):
     def of_norm(self) -> bool:
         """Whether a small tile is as good as a large one: nothing is packed or quantised."""
         narrowest = min((item for item, _ in self.tensors.chains), default=1)
-        return len(self.whole) == 1 and narrowest >= 2 and self.load_bytes >= LEAST_LOADED
+        return len(self.whole) == 1 and narrowest >= 2 and self.load_bytes >= 4
 
     @property
     def heavy(self) -> bool:
         """Whether computing takes longer than memory."""
-        return self.instructions > HEAVY * (self.load_bytes + self.tensors.store_bytes)
+        return self.instructions > 4.5 * (self.load_bytes + self.tensors.store_bytes)
 
     @property
     def light(self) -> bool:
         """Whether there is little to compute for an element, so that a thread has registers for more."""
-        return self.instructions <= LITTLE
+        return self.instructions <= 10
 
 
 def facts_of_tile(program: LoopProgram) -> TileFacts:

@@ -13,17 +13,18 @@ from collections.abc import Sequence
 import sympy
 
 from ..errors import Decline, DeclineReason, GainsNothing
-from ..ir.hardware import LINE, MAX_THREADS, SECTOR, WARP
+from ..ir.hardware import LINE, MAX_REGISTERS, MAX_THREADS, SECTOR, WARP
 from ..ir.program import Compute, Load, LoopProgram, Nest, Reduce, operands
 from ..transform.reduction_groups import two_pass
 from . import baseline
 from .cost import Traffic
-from .device import H200, DeviceInfo
+from .device import MEASURED, DeviceInfo
 from .facts import REGISTER_OVERHEAD, Facts, cost_of, words_of
 from .kernel_time import TIMES, Kind, Times
 from .plan import Launch, Plan, SecondStage, in_tiles, next_power_of_2
 from .predicted import Expected, expected_versus
 from .reduction_groups import (
+    MOST_PARTIALS,
     WARPS,
     across,
     facts_of_reduction_groups,
@@ -33,18 +34,6 @@ from .reduction_groups import (
 )
 from .tile import kernels_of
 from .work import Work, computing
-
-LEAST = 2048  # elements of a tile, if there are enough groups
-ACROSS = 16384  # of one that several groups lie side by side in, at most, where these are no sector
-BUSY = 4  # programs on each multiprocessor, at least, where a tile has several groups
-# Elements of a thread, at least: it reduces those of a group by itself where groups are adjacent in memory.
-PER_THREAD, PER_THREAD_ACROSS, MOST_PER_THREAD = 16, 32, 64
-RESIDENT = 4  # programs of a multiprocessor that are enough to load while others compute
-IN_FLIGHT = 48 << 10  # bytes that a multiprocessor's programs load at once, at least
-TRANSPOSED_FACTOR = 1.5  # how much longer it takes to move tensors that lie along several axes
-WAIT_US = 1.0  # of a program, for what it loads, and for its reductions
-MOST_REGISTERS = 255  # of a thread
-MOST_PARTIALS, COLUMNS = 4096, 8  # of the second kernel's tile, at most, and the columns of it: a sector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,20 +94,22 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
     assert isinstance(facts, WholeGroupFacts)
     extents = _extents(facts, device)
     elements, programs = math.prod(extents), _programs(facts, extents)
-    least = PER_THREAD if len(extents) - 1 in facts.inside else PER_THREAD_ACROSS
+    # Elements of a thread: it reduces those of a group by itself where groups are adjacent in memory.
+    least = 16 if len(extents) - 1 in facts.inside else 32
     most = max(1, min(MAX_THREADS, elements // least) // WARP)
-    fewest = max(1, elements // MOST_PER_THREAD // WARP)
+    fewest = max(1, elements // 64 // WARP)
     every = (2**n for n in range(fewest.bit_length() - 1, most.bit_length()))
     several = {warps: resident(facts, elements, warps, device) for warps in every}
     more = 1 if len(extents) - 1 in facts.inside else -1
-    warps = max(several, key=lambda n: (min(several[n], RESIDENT), more * n), default=0)
-    if several.get(warps, 0) * elements * facts.load_bytes < IN_FLIGHT:
+    # Four programs of a multiprocessor are enough to load while others compute, if they load 48 KB at once.
+    warps = max(several, key=lambda n: (min(several[n], 4), more * n), default=0)
+    if several.get(warps, 0) * elements * facts.load_bytes < 48 << 10:
         detail = f"a reduction group of {facts.cols} elements does not fit a program, or computes too much"
         raise GainsNothing(DeclineReason.TOO_MANY_LIVE_TILES, detail)
     if programs < device.num_sm:
         detail = f"{programs} programs, too few for {device.num_sm} multiprocessors"
         raise GainsNothing(DeclineReason.ROW_TOO_WIDE, detail)
-    columns = min(COLUMNS, next_power_of_2(facts.columns))
+    columns = min(SECTOR // 4, next_power_of_2(facts.columns))
     return Plan(in_tiles(facts.sizes, extents), Launch(warps), SecondStage(columns, WARPS))
 
 
@@ -129,12 +120,12 @@ def _extents(facts: WholeGroupFacts, device: DeviceInfo) -> list[int]:
     last = len(extents) - 1
     for place in {last, *facts.across} - facts.inside:
         extents[place] = min(LINE // facts.item_bytes, next_power_of_2(facts.sizes[place]))
-        while extents[place] * facts.item_bytes > SECTOR and math.prod(extents) > ACROSS:
+        while extents[place] * facts.item_bytes > SECTOR and math.prod(extents) > 16384:
             extents[place] //= 2
     for place in (i for i in reversed(range(last)) if i not in facts.inside):
-        while math.prod(extents) < LEAST and extents[place] < facts.sizes[place]:
+        while math.prod(extents) < 2048 and extents[place] < facts.sizes[place]:
             larger = [n * (1 + (i == place)) for i, n in enumerate(extents)]
-            if _programs(facts, larger) < BUSY * device.num_sm:
+            if _programs(facts, larger) < 4 * device.num_sm:
                 break
             extents = larger
     return extents
@@ -143,7 +134,7 @@ def _extents(facts: WholeGroupFacts, device: DeviceInfo) -> list[int]:
 def resident(facts: WholeGroupFacts, elements: int, warps: int, device: DeviceInfo) -> int:
     """How many programs have registers on a multiprocessor at once."""
     each = elements / (WARP * warps) * facts.words + REGISTER_OVERHEAD
-    if each > MOST_REGISTERS:
+    if each > MAX_REGISTERS:
         return 0
     return int(min(device.registers // (each * WARP * warps), device.max_threads // (WARP * warps)))
 
@@ -185,9 +176,11 @@ def expected_of_whole_groups(
     several = max(1, resident(facts, elements, plan.launch.num_warps, device))
     if len(facts.sizes) - 1 in facts.inside:
         moving_us *= longer(facts.sizes, plan.extents)
-    moving_us *= TRANSPOSED_FACTOR if facts.across else 1.0
+    moving_us *= times.tiled.whole_across_factor if facts.across else 1.0
     less, more = sorted((moving_us, computing_us))
-    waits = WAIT_US * _programs(facts, plan.extents) / (several * (device.num_sm or H200.num_sm))
+    waits = (
+        times.tiled.wait_us * _programs(facts, plan.extents) / (several * (device.num_sm or MEASURED.num_sm))
+    )
     ours_us = launch + more + (less + waits) / several, launch + moving_us
     return expected_versus(_inductors(lowered, device), ours_us, len(loops.nests), moved, device, times)
 

@@ -35,15 +35,11 @@ from ..ir.program import (
 from .facts import PRICES, RELATIVE, cost_of, is_by_row
 from .layout import SAMPLE, Sizes, offsets, per_access, sizes_of
 
-ACROSS_LINE = 8  # elements across a line's direction, of the part of a tile that is looked at
 DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
 ADDRESS = 4  # of an address of 64 bits and its predicate
-IN_A_LOOP = 28  # of Inductor's sum that is relative to a maximum: two exponentials, triton 3.7.1
-MOMENTS = 6  # of a mean and a variance, for each of four elements whose moments are joined with others
 # Functions that reduce their argument, once for all of the same one, with a loop for large ones: a thread has
 # its elements one after the other.
 BRANCHING = frozenset({"sin", "cos", "tan"})
-COMPENSATED = 7  # instructions of an addition with its rounding error: machine code for sm_90, triton 3.7.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +146,9 @@ def computing(
     program: LoopProgram, nest: Nest, statements: Iterable[Statement], hoisted: bool = True
 ) -> Work:
     """The arithmetic of a nest's statements. A reduction or an accumulation is an instruction for each of its
-    elements; what has 64 bits takes two. `hoisted`: what depends on few of the loops is computed in these."""
+    elements; what has 64 bits takes two. `hoisted`: what depends on few of the loops is computed in these.
+    Inductor's sum that is relative to a maximum takes two exponentials, and moments of four elements are
+    joined with others."""
     deps = nest.dependence()
     values = (s for s in nest.statements if isinstance(s, Load | Compute | Reduce))
     words = {s.name: max(1, s.dtype.itemsize // 4) for s in values}
@@ -166,11 +164,11 @@ def computing(
                 reduced.add(stmt.args)
                 branches += _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Reduce):
-            each = 1 if stmt.peak is None else IN_A_LOOP
+            each = 1 if stmt.peak is None else 28
             instructions += each * _extent(program, nest, deps[stmt.value.name])
         elif isinstance(stmt, PartialAccumulate):
-            each = COMPENSATED if stmt.compensated else 1 if stmt.peak is None else PRICES[RELATIVE]
-            each = MOMENTS if stmt.moments else each
+            each = 7 if stmt.compensated else 1 if stmt.peak is None else PRICES[RELATIVE]
+            each = 6 if stmt.moments else each
             instructions += each * _extent(program, nest, deps[stmt.value.name])
     return Work(0, 0, instructions, branches=branches)
 
@@ -281,8 +279,7 @@ def divisions(index: sympy.Expr) -> int:
 
 def _spread(index: sympy.Expr, sizes: Sizes, item: int, shifted: bool) -> float:
     """Bytes of sectors over those of elements, of a part of the space: the least of a square and of two long
-    rows, which have fewer ends. Rows that are `shifted` to a boundary cost as much as the ends of a square.
-    H200, 32768x4097 in bf16: 70% of the limit measured, 69% predicted by a square, 81% by two long rows."""
+    rows, which have fewer ends. Rows that are `shifted` to a boundary cost as much as a square's ends."""
     square = _sectors(index, sizes, (SAMPLE, SAMPLE), item).amplified
     if shifted:
         return square
@@ -316,7 +313,7 @@ def _sectors(
 def _lines(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], item: int, down: bool) -> float:
     """Lines that a tile touches beyond those that its elements would fill, over its iterations. Read off a
     part of it that is a line long."""
-    along = (ACROSS_LINE, LINE // item)
+    along = (8, LINE // item)
     shape = tuple(
         min(extent, size, most) if axis in index.free_symbols else 1
         for extent, (axis, size), most in zip(tile, sizes, along[::-1] if down else along, strict=True)

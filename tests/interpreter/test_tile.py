@@ -21,7 +21,7 @@ from mixorder.codegen import producers as writing
 from mixorder.codegen import tile as codegen_tile
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule import producers
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.tile import through_workspace
 from mixorder.strategies.tile import TILE
