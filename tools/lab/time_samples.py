@@ -23,7 +23,8 @@ from mixorder.record import RegionRecord
 from mixorder.report import collect
 from mixorder.schedule import baseline, tile
 from mixorder.schedule.baseline import Kernel
-from mixorder.schedule.device import MEASURED as H200, DeviceInfo
+from mixorder.schedule.device import MEASURED as H200
+from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.fused import Fused, fused_kernels
 from mixorder.schedule.kernel_time import Times
