@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._guards import TracingContext
@@ -44,11 +45,8 @@ def decomposed_as_on_gpu() -> Iterator[None]:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         return _CalledGpu("cpu") if actual.type == "cpu" and caller.startswith(DECOMPOSITIONS) else actual
 
-    FakeTensor.device = property(device, original.__set__)  # type: ignore[assignment]
-    try:
+    with mock.patch.object(FakeTensor, "device", property(device, original.__set__)):
         yield
-    finally:
-        FakeTensor.device = original  # type: ignore[method-assign]
 
 
 def compile_with(inner_compile: InnerCompile, gm: GraphModule, inputs: Sequence[Any]) -> Any:

@@ -12,10 +12,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._inductor import ir
 from torch.fx import Node
 
-from .graphs import our_kernel
+from .graphs import is_view, launches_ours
 from .wrapping import Function, during
 
 aten = torch.ops.aten
@@ -35,8 +35,6 @@ def joined(original: Function, self: Any, node: Node) -> Any:
 def realized(original: Function, source: Any, place: Any, *alias: Any, **may_alias: Any) -> Any:
     """Wraps the function of Inductor's that has an operand of a `cat` written to its place; 2.15 says in
     `may_alias` whether it may be a view."""
-    from torch._inductor import ir
-
     buffer, node = _operand(source)
     if node is None or not isinstance(place, ir.ReinterpretView) or not _is_there(node, place.layout):
         return original(source, place, *alias, **may_alias)
@@ -65,16 +63,12 @@ def _launched(lowering: Any, cat: Node) -> Iterator[tuple[Any, Node]]:
     operands: Any = cat.args[0]
     for operand in operands:
         user, node = cat, operand
-        while _is_view(node) and list(node.users) == [user]:
+        while is_view(node) and list(node.users) == [user]:
             user, node = node, node.args[0]
-        readers = [u for u in node.users if our_kernel(u.kwargs.get("kernel_idx")) is None]
+        readers = [u for u in node.users if not launches_ours(u)]
         is_written = node.target is aten.empty_strided.default and len(readers) < len(node.users)
         if is_written and readers == [user] and operands.count(operand) == 1:
             yield _buffer(lowering.env[operand]), operand
-
-
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def _operand(source: Any) -> tuple[Any, Node | None]:
@@ -85,8 +79,6 @@ def _operand(source: Any) -> tuple[Any, Node | None]:
 
 def _buffer(value: Any) -> Any:
     """The buffer behind boxes and views."""
-    from torch._inductor import ir
-
     while isinstance(value, (ir.MutableBox, ir.BaseView)):
         value = value.data if isinstance(value, ir.MutableBox) else value.unwrap_view()
     return value

@@ -14,27 +14,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._ops import OpOverload
+from torch._inductor import ir
 from torch.fx import Node
 
-from .graphs import our_kernel
+from .graphs import is_view, launches_ours
 from .wrapping import Function
 
 
 def settled(original: Function, self: Any, node: Node) -> Any:
     """Wraps Inductor's method that lowers a node: before a launch of ours, the strides of its viewed operands
     become final, and what several launches read is written once."""
-    if not _is_ours(node):
+    if not launches_ours(node):
         return original(self, node)
     written: dict[Node, Any] = vars(self).setdefault("mixorder_written", {})
     inside: dict[Node, Any] = {}
     for operand in node.all_input_nodes:
         value = self.env.get(operand)
-        if len(list(filter(_is_ours, operand.users))) > 1 and _is_inside_of_loops(value):
+        if len(list(filter(launches_ours, operand.users))) > 1 and _is_inside_of_loops(value):
             inside[operand] = value
             if operand not in written:
                 written[operand] = copied(value)
-        elif _is_viewed(operand):
+        elif any(map(is_view, operand.users)):
             settle(value)
     try:
         self.env.update((operand, written[operand]) for operand in inside)
@@ -47,15 +47,11 @@ def settled(original: Function, self: Any, node: Node) -> Any:
 
 def copied(value: Any) -> Any:
     """A buffer with a tensor's elements."""
-    from torch._inductor import ir
-
     return ir.ExternKernel.copy_input(value)
 
 
 def settle(value: Any) -> None:
     """Give a buffer whose strides are open those that views of it have."""
-    from torch._inductor import ir
-
     if isinstance(value, ir.TensorBox) and ir.is_storage_and_layout(value):
         _, layout = ir.as_storage_and_layout(value, freeze=False)
         if isinstance(layout, ir.FlexibleLayout):
@@ -64,16 +60,6 @@ def settle(value: Any) -> None:
 
 def _is_inside_of_loops(value: Any) -> bool:
     """Whether Inductor computes a tensor in each loop that reads it."""
-    from torch._inductor import ir
-
     while isinstance(value, ir.MutableBox):
         value = value.data
     return isinstance(value, ir.Pointwise)
-
-
-def _is_ours(node: Node) -> bool:
-    return our_kernel(node.kwargs.get("kernel_idx")) is not None
-
-
-def _is_viewed(node: Node) -> bool:
-    return any(isinstance(user.target, OpOverload) and user.target.is_view for user in node.users)

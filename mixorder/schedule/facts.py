@@ -13,7 +13,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 import sympy
@@ -75,6 +75,14 @@ class Facts:
     def per_access(self) -> int:
         """Elements of the widest memory access of the narrowest full tensor."""
         return ACCESS // self.item_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class TiledFacts(Facts):
+    """Of a program whose tiles have an extent along each axis."""
+
+    sizes: tuple[int, ...] = ()
+    """Of its axes, outermost first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +192,13 @@ class RowFacts(Facts):
         return max(self.load_bytes, self.loads.staged_bytes)
 
 
+def streamed(program: LoopProgram, accesses: Iterable[Load | Store]) -> dict[str, int]:
+    """The `load_bytes` and `item_bytes` of `Facts`, by the loads among the accesses of full tensors."""
+    buffers = {s.buffer for s in accesses if isinstance(s, Load)}
+    items = [program.buffer(name).dtype.itemsize for name in buffers]
+    return {"load_bytes": sum(items), "item_bytes": min(items, default=2)}
+
+
 def facts_of(program: LoopProgram) -> RowFacts:
     """The facts of a merged program, or of one that a strategy has transformed."""
     return _Reader(program).facts()
@@ -207,6 +222,7 @@ class _Reader:
 
     def facts(self) -> RowFacts:
         load_bytes, item_bytes, widest_bytes = self.streamed()
+        across = words_across_reductions(self.main, {self.row.symbol, self.col.symbol})
         return RowFacts(
             self.rows,
             int(self.col.size),
@@ -216,7 +232,7 @@ class _Reader:
             item_bytes,
             self.levels(),
             common=self.col.kind is AxisClass.COMMON,
-            held=HeldWords(self.across_reductions + self.column_words, self.column_words),
+            held=HeldWords(across + self.column_words, self.column_words),
             alignment=self.program.alignment or ALIKE,
             loads=self.loads(widest_bytes),
             lies=self.lies(),
@@ -365,18 +381,6 @@ class _Reader:
     def last_use(self) -> dict[str, int]:
         return {name: i for i, stmt in enumerate(self.main.body) for name in operands(stmt)}
 
-    @property
-    def across_reductions(self) -> int:
-        """The most words of a tile that are live across one reduction."""
-        tile = {self.row.symbol, self.col.symbol}
-        lives = [
-            (made, self.last_use[s.name], words_of(s))
-            for made, s in enumerate(self.main.body)
-            if isinstance(s, Load | Compute) and tile <= self.deps[s.name] and s.name in self.last_use
-        ]
-        reductions = [i for i, s in enumerate(self.main.body) if isinstance(s, Reduce)]
-        return max((sum(w for made, last, w in lives if made < at < last) for at in reductions), default=0)
-
     @functools.cached_property
     def column_words(self) -> int:
         hoisted = [s for s in self.main.preamble if isinstance(s, Load | Compute)]
@@ -430,6 +434,18 @@ class _Reader:
         loads = [s for nest in self.program.nests[1:] for s in nest.statements if isinstance(s, Load)]
         inputs = [s for s in loads if self.program.buffer(s.buffer).role is not BufferRole.WORKSPACE]
         return len(inputs) <= 4
+
+
+def words_across_reductions(nest: Nest, axes: Set[sympy.Symbol]) -> int:
+    """The most words of an element of these axes that are live across one reduction."""
+    deps, last_use = nest.dependence(), {name: i for i, s in enumerate(nest.body) for name in operands(s)}
+    lives = [
+        (made, last_use.get(s.name, 0), words_of(s))
+        for made, s in enumerate(nest.body)
+        if isinstance(s, Load | Compute) and axes <= deps[s.name]
+    ]
+    reductions = [i for i, s in enumerate(nest.body) if isinstance(s, Reduce)]
+    return max((sum(w for made, last, w in lives if made < at < last) for at in reductions), default=0)
 
 
 def words_of(value: Load | Compute | Reduce | Buffer) -> int:

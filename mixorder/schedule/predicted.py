@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import Decline, DeclineReason
 from ..ir.program import LoopProgram
@@ -64,48 +65,49 @@ class Expected:
         return self.limit_us / self.fused_us
 
 
-def expected(
-    lowered: LoopProgram,
-    loops: LoopProgram,
-    plan: Plan,
-    facts: RowFacts,
-    moved: Traffic,
-    device: DeviceInfo,
-    times: Times = TIMES,
-) -> Expected:
-    """The prediction for a region: `lowered` has two nests over rows, `loops` those that run."""
-    fused = fused_kernels(loops, plan, facts, moved)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is predicted: `lowered` is a region's loops for Inductor, `loops` those that run by a plan, with
+    their facts and their traffic; and the device and the numbers that it is predicted with."""
+
+    lowered: LoopProgram
+    loops: LoopProgram
+    plan: Plan
+    facts: Any
+    moved: Traffic
+    device: DeviceInfo
+    times: Times = TIMES
+
+    def versus(
+        self, inductor_kernels: Sequence[baseline.Kernel], ours_us: tuple[float, float], launches: int
+    ) -> Expected:
+        """The prediction for kernels that take so long, and without computing, versus Inductor's."""
+        fused_us, idle_us = ours_us
+        moved_mb = self.device.slower * (self.moved.read + self.moved.written) / 1e6
+        unfused_us = baseline.microseconds(inductor_kernels, self.device, self.times)
+        return Expected(
+            self.times.limit_us + self.times.limit_us_mb * moved_mb,
+            fused_us,
+            unfused_us,
+            unfused_us,
+            idle_us,
+            launches,
+            sum(kernel.launches for kernel in inductor_kernels),
+            measured=self.device.name == MEASURED.name,
+        )
+
+
+def expected(case: Case) -> Expected:
+    """The prediction for a program that walks through rows."""
+    fused = fused_kernels(case.loops, case.plan, case.facts, case.moved)
     idle = dataclasses.replace(fused, main=dataclasses.replace(fused.main, work=fused.main.work.idle()))
-    ours_us = fused.us(device, times), idle.us(device, times)
-    inductor_kernels = baseline.kernels_of(lowered, device)
-    takes = expected_versus(inductor_kernels, ours_us, fused.launches, moved, device, times)
+    ours_us = fused.us(case.device, case.times), idle.us(case.device, case.times)
+    inductor_kernels = baseline.kernels_of(case.lowered, case.device)
+    takes = case.versus(inductor_kernels, ours_us, fused.launches)
     if all(kernel.kind is not Kind.MIXED for kernel in inductor_kernels):
         return takes
-    left = baseline.kernels_of(lowered, device, mixed=False)
-    return dataclasses.replace(takes, left_us=baseline.microseconds(left, device, times))
-
-
-def expected_versus(
-    inductor_kernels: Sequence[baseline.Kernel],
-    ours_us: tuple[float, float],
-    launches: int,
-    moved: Traffic,
-    device: DeviceInfo,
-    times: Times,
-) -> Expected:
-    """The prediction for kernels that take so long, and without computing, versus Inductor's."""
-    fused_us, idle_us = ours_us
-    unfused_us = baseline.microseconds(inductor_kernels, device, times)
-    return Expected(
-        times.limit_us + times.limit_us_mb * device.slower * (moved.read + moved.written) / 1e6,
-        fused_us,
-        unfused_us,
-        unfused_us,
-        idle_us,
-        launches,
-        sum(kernel.launches for kernel in inductor_kernels),
-        measured=device.name == MEASURED.name,
-    )
+    left = baseline.kernels_of(case.lowered, case.device, mixed=False)
+    return dataclasses.replace(takes, left_us=baseline.microseconds(left, case.device, case.times))
 
 
 def check_size(facts: Facts, min_numel: int, is_pair: bool) -> None:

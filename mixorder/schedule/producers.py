@@ -10,7 +10,7 @@ from ..errors import Decline, DeclineReason
 from ..ir.hardware import WARP
 from ..ir.program import Nest
 from .device import DeviceInfo
-from .plan import Plan, Produced, next_power_of_2
+from .plan import Plan, Produced, next_power_of_2, tiles_along
 
 ELEMENTS = 32  # of a row in a thread
 
@@ -42,7 +42,7 @@ def row_axes_of(producer_nest: Nest | None, sizes: Sequence[int]) -> int:
 
 def program_groups(sizes: Sequence[int], row_axes: int, plan: Plan) -> ProgramGroups:
     """The groups of a kernel over axes of these sizes, of which the first ones are rows."""
-    tiles = [-(-n // extent) for n, extent in zip(sizes, plan.extents, strict=True)]
+    tiles = tiles_along(sizes, plan.extents)
     rows = math.prod(plan.extents[:row_axes])
     assert plan.produced is not None
     each = plan.produced.rows

@@ -38,12 +38,11 @@ from ..ir.program import (
     operands,
 )
 from . import baseline
-from .cost import Traffic
 from .device import DeviceInfo
-from .facts import REGISTER_OVERHEAD, Facts, cost_of, words_of
-from .kernel_time import TIMES, Kind, Times
-from .plan import Applied, Launch, Plan, SecondStage, TileOrder, Walk, next_power_of_2
-from .predicted import Expected, expected_versus
+from .facts import REGISTER_OVERHEAD, TiledFacts, cost_of, streamed, words_of
+from .kernel_time import TIMES, Kind
+from .plan import Applied, Launch, Plan, SecondStage, TileOrder, Walk, next_power_of_2, tiles_along
+from .predicted import Case, Expected
 from .work import ADDRESS, DIVISION, Work, computing
 
 ELEMENTS = 4096  # of a tile
@@ -69,11 +68,8 @@ class TotalAxes:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReductionGroupFacts(Facts):
-    """Facts of a program over reduction groups."""
-
-    sizes: tuple[int, ...] = ()
-    """Of the axes of the first and the third nest, outermost first."""
+class ReductionGroupFacts(TiledFacts):
+    """Facts of a program over reduction groups. `sizes`: of the axes of the first and the third nest."""
 
     summed: frozenset[int] = frozenset()
     """The places of those that are reduced."""
@@ -107,16 +103,13 @@ def facts_of_reduction_groups(program: LoopProgram) -> ReductionGroupFacts:
     first, second, third, *fourth = program.nests
     sizes, kept, reduced = sizes_of(program, third.axes), second.axes, second.reduced
     summed = [i for i, axis in enumerate(third.axes) if axis in first.summed]
-    loads = {s.buffer for s in first.accesses() if isinstance(s, Load)}
-    items = [program.buffer(name).dtype.itemsize for name in loads]
     rows = math.prod(sizes[i] for i in summed)
     partials = [s for s in first.body if isinstance(s, PartialAccumulate)]
     return ReductionGroupFacts(
         rows,
         math.prod(sizes) // rows,
-        load_bytes=sum(items),
+        **streamed(program, first.accesses()),
         instructions=sum(cost_of(s) for s in third.body if isinstance(s, Compute)),
-        item_bytes=min(items, default=2),
         sizes=sizes,
         summed=frozenset(summed),
         sums=sum(3 if s.moments else 1 for s in partials),
@@ -167,9 +160,8 @@ def across(axes: Sequence[Axis], accesses: Iterable[Load | Store]) -> tuple[int,
     return tuple(sorted(places))
 
 
-def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
+def choose(facts: ReductionGroupFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The plan of a program over reduction groups. Raises `Decline` if a kernel cannot hold all it needs."""
-    assert isinstance(facts, ReductionGroupFacts)
     along, all_summed = not _in_columns(facts), math.prod(facts.sizes[i] for i in facts.summed)
     # Of the first kernel's tile, where that is not all that is summed, and a thread has much at once.
     most_elements = ELEMENTS // 2 if along and all_summed > ELEMENTS and facts.at_once > 2 else ELEMENTS
@@ -178,7 +170,7 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
         facts, lambda tile: facts.at_once + facts.sums / _unrolled(facts, tile), most_elements, columns
     )
     applied = _fitting(facts, lambda tile: facts.applied, ELEMENTS // 2 if along else ELEMENTS, COLUMNS)
-    tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
+    tiles = tiles_along(facts.sizes, extents)
     steps = math.prod(tiles[i] for i in facts.summed)
     programs = math.prod(tiles) // steps
     most = MOST_PARTIALS // math.prod(_whole(facts).values())
@@ -312,7 +304,7 @@ def _steps_of_column_sums(facts: ReductionGroupFacts, totals: Applied) -> int:
 
 def _tiles(sizes: Sequence[int], kept: Collection[int], tile: Sequence[int]) -> int:
     """The tiles along all axes that are not kept."""
-    return math.prod(-(-n // tile[i]) for i, n in enumerate(sizes) if i not in kept)
+    return math.prod(n for i, n in enumerate(tiles_along(sizes, tile)) if i not in kept)
 
 
 def placed(program: LoopProgram, plan: Plan) -> LoopProgram:
@@ -358,24 +350,17 @@ def _of_splits(nest: Nest, count: int) -> Nest:
     return Nest((splits, *axes), body)
 
 
-def expected_of_reduction_groups(
-    lowered: LoopProgram,
-    loops: LoopProgram,
-    plan: Plan,
-    facts: Facts,
-    moved: Traffic,
-    device: DeviceInfo,
-    times: Times = TIMES,
-) -> Expected:
+def expected_of_reduction_groups(case: Case) -> Expected:
     """The prediction for a program over reduction groups.
 
     Where lanes are along columns, a program adds up the rows of its tile at its end, through shared
     memory."""
-    totals = plan.totals
-    assert isinstance(facts, ReductionGroupFacts) and isinstance(totals, Applied)
+    loops, plan, facts, totals = case.loops, case.plan, case.facts, case.plan.totals
+    device, times = case.device, case.times
+    assert isinstance(totals, Applied)
     first, _, third, *fourth = loops.nests
     sums, applied = _work(loops, first), _work(loops, third)
-    small = times.us(Kind.FINAL, Work(2 * moved.workspace, 2 * moved.workspace), device)
+    small = times.us(Kind.FINAL, Work(2 * case.moved.workspace, 2 * case.moved.workspace), device)
     launch = times.start_us + (len(loops.nests) - 1) * times.launch_us
     of_rows = len(facts.sizes) - 1 in facts.summed
     if of_rows:
@@ -400,13 +385,13 @@ def expected_of_reduction_groups(
 
     inductor_kernels = inductors_kernels(loops, facts, device)
     ours_us = ours(sums, applied), ours(sums.idle(), applied.idle())
-    return expected_versus(inductor_kernels, ours_us, len(loops.nests), moved, device, times)
+    return case.versus(inductor_kernels, ours_us, len(loops.nests))
 
 
 def _reread_bytes(loops: LoopProgram) -> float:
     """Bytes that the third kernel reads after the first one, and that L2 still has."""
     read, reread = ({s.buffer for s in nest.accesses() if isinstance(s, Load)} for nest in loops.nests[:3:2])
-    return min(TIMES.tiled.warm_bytes, baseline.total(loops, baseline.moved_once(loops, reread & read)).dram)
+    return min(TIMES.tiled.warm_bytes, baseline.moving_once(loops, reread & read).dram)
 
 
 def longer(sizes: Sequence[int], tile: Sequence[int]) -> float:
@@ -416,9 +401,7 @@ def longer(sizes: Sequence[int], tile: Sequence[int]) -> float:
 
 
 def _work(program: LoopProgram, nest: Nest) -> Work:
-    moves = baseline.total(
-        program, baseline.moved_once(program, dict.fromkeys(s.buffer for s in nest.accesses()))
-    )
+    moves = baseline.moving_once(program, (s.buffer for s in nest.accesses()))
     return moves + computing(program, nest, nest.body)
 
 
@@ -431,15 +414,16 @@ def _recomputed_work(loops: LoopProgram) -> Work:
     recomputed = [s for s in closure(first.body, stores) if s not in stores]
     rest = [s for s in third.body if not (isinstance(s, Load) and s.buffer in read)]
     moves = (s.buffer for s in (*Nest(third.axes, tuple(recomputed)).accesses(), *third.accesses()))
-    work = baseline.total(loops, baseline.moved_once(loops, dict.fromkeys(b for b in moves if b not in read)))
+    work = baseline.moving_once(loops, (b for b in moves if b not in read))
     return work + computing(loops, first, recomputed) + computing(loops, third, rest)
 
 
-def inductors_kernels(loops: LoopProgram, facts: Facts, device: DeviceInfo) -> list[baseline.Kernel]:
+def inductors_kernels(
+    loops: LoopProgram, facts: ReductionGroupFacts, device: DeviceInfo
+) -> list[baseline.Kernel]:
     """Inductor's kernels: one of values that it stores, one of the sums and one that adds up their splits,
     one of what is small, one of what has all elements, and one of sums over these. Where it does not divide
     the sums, and nothing else is reduced before the elements, one kernel reads these again."""
-    assert isinstance(facts, ReductionGroupFacts)
     blocks = facts.numel // baseline.BLOCK + 1
     first, second, third, *_ = loops.nests
     sums, applied = _work(loops, first), _recomputed_work(loops)
@@ -455,7 +439,7 @@ def inductors_kernels(loops: LoopProgram, facts: Facts, device: DeviceInfo) -> l
 
     def kernel(kind: Kind, work: Work, launches: int, longer: float = 1.0) -> baseline.Kernel:
         moved = (work.dram + written.dram) * across * longer
-        return baseline.Kernel(kind, dataclasses.replace(work, dram=moved), blocks, launches, ())
+        return baseline.Kernel(kind, dataclasses.replace(work, dram=moved), blocks, launches)
 
     by_axes = {axes: Nest(first.axes, closure(first.body, roots)) for axes, roots in _by_axes(loops).items()}
     counts = {
@@ -475,16 +459,16 @@ def inductors_kernels(loops: LoopProgram, facts: Facts, device: DeviceInfo) -> l
         held = in_rows and facts.rows <= baseline.PERSISTENT_COLS
         work = dataclasses.replace(applied if held else applied + sums, l2=0.0)
         of_sums.pop(between, None)
-        return [baseline.Kernel(Kind.COLUMNS, work, facts.cols, 1, ()), *of_sums.values()]
+        return [baseline.Kernel(Kind.COLUMNS, work, facts.cols, 1), *of_sums.values()]
     more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - len(of_sums)
     results = {s.buffer for s in third.accesses() if isinstance(s, Store)}
-    added_up = baseline.total(loops, baseline.moved_once(loops, results))
+    added_up = baseline.moving_once(loops, results)
     return [
         *[kernel(Kind.POINTWISE, computed, 1)] * (divided and written.dram > 0),
         *of_sums.values(),
-        *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
+        *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1)] * more,
         kernel(Kind.POINTWISE, applied, 1),
-        *[baseline.Kernel(Kind.COLUMNS, added_up, blocks, 2, ())] * (len(loops.nests) > 3),
+        *[baseline.Kernel(Kind.COLUMNS, added_up, blocks, 2)] * (len(loops.nests) > 3),
     ]
 
 
@@ -546,6 +530,6 @@ def _of_statistics(
         places = (ADDRESS + 3 * DIVISION) * elements
         sums += Work(0, SECTOR * elements - sums.l2, places)
     return [
-        baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + 2 * divided, ()),
-        baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
+        baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + 2 * divided),
+        baseline.Kernel(Kind.POINTWISE, applied, blocks, 1),
     ]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ..ir.hardware import LINE, SECTOR
 from .device import DeviceInfo
 from .kernel_time import TIMES, Kind, Times
-from .plan import next_power_of_2
+from .plan import next_power_of_2, tiles_along
 from .work import Work
 
 
@@ -63,12 +63,11 @@ def staged_of(small: Sequence[Small], sizes: Sequence[int], extents: Sequence[in
 
 def saved_us(small: Sequence[Small], sizes: Sequence[int], extents: Sequence[int]) -> float:
     """What the first kernel saves, in microseconds."""
-    programs = math.prod(-(-n // extent) for n, extent in zip(sizes, extents, strict=True))
     spared = sum(
         result.requests(sizes, extents, False) - result.requests(sizes, extents, True)
         for result in staged_of(small, sizes, extents)
     )
-    return TIMES.tiled.request_us * programs * spared
+    return TIMES.tiled.request_us * math.prod(tiles_along(sizes, extents)) * spared
 
 
 def placing_us(num_bytes: int, device: DeviceInfo, times: Times = TIMES) -> float:

@@ -24,13 +24,11 @@ from ..ir.program import (
     is_full,
 )
 from . import baseline
-from .cost import Traffic
 from .device import MEASURED, DeviceInfo
-from .facts import Facts
 from .finalisation import final, most_partials
-from .kernel_time import TIMES, Kind, Times
-from .plan import Launch, Layout, Plan, TileOrder, Workspace, in_tiles, next_power_of_2
-from .predicted import Expected, expected_versus
+from .kernel_time import TIMES, Kind
+from .plan import Launch, Layout, Plan, TileOrder, Workspace, in_tiles, next_power_of_2, tiles_along
+from .predicted import Case, Expected
 from .producers import with_producers
 from .staged import pays, placing_us, saved_us, staged_of
 from .tile_facts import TileFacts, facts_of_tile, small_result
@@ -55,9 +53,8 @@ def staged_results(program: LoopProgram, plan: Plan) -> dict[str, tuple[Axis, ..
     return {result.buffer: tuple(axes[place] for place in result.places) for result in small}
 
 
-def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
+def choose(facts: TileFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The tile of a tile-local program. Raises `Decline` for blocks that do not fit a program."""
-    assert isinstance(facts, TileFacts)
     extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
     if math.prod(extents) > MOST_ELEMENTS:
         detail = f"a block of {math.prod(extents)} elements, at most {MOST_ELEMENTS} fit a program"
@@ -71,7 +68,10 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
             break
         larger = list(extents)
         larger[-min(possible)[1]] *= 2
-        if all(got >= SECTOR for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
+        if (
+            all(got >= SECTOR for got, _ in runs)
+            and math.prod(tiles_along(facts.sizes, larger)) < 4 * device.num_sm
+        ):
             break
         extents = larger
     chosen = completed(extents, warps_of(extents, facts), facts, device)
@@ -155,8 +155,7 @@ def _band(facts: TileFacts, extents: Sequence[int], band: int = 16, least: float
     """Tiles along the first axis in a row, where several of them write one line of a transposed result, and
     all tiles of some rows move more than `least` bytes: of less, L2 still has the line when its next tile
     comes."""
-    tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
-    several = [n for n in tiles if n > 1]
+    several = [n for n in tiles_along(facts.sizes, extents) if n > 1]
     shortest = min(
         (_run(facts, extents, size, chain)[0] for size, chain in facts.tensors.chains), default=LINE
     )
@@ -175,10 +174,6 @@ def _run(facts: TileFacts, extents: Sequence[int], size: int, chain: Sequence[in
         if extents[place] < facts.sizes[place]:
             return run, place
     return run, -1
-
-
-def _programs(facts: TileFacts, extents: Sequence[int]) -> int:
-    return math.prod(-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True))
 
 
 def warps_of(extents: Sequence[int], facts: TileFacts) -> int:
@@ -210,34 +205,25 @@ def with_finalisation(plan: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
     return plan.changed(block=block, warps=warps)
 
 
-def expected_of_tile(
-    lowered: LoopProgram,
-    loops: LoopProgram,
-    plan: Plan,
-    facts: Facts,
-    moved: Traffic,
-    device: DeviceInfo,
-    times: Times = TIMES,
-) -> Expected:
+def expected_of_tile(case: Case) -> Expected:
     """The prediction for a tile-local program: it moves every tensor once. Inductor has a kernel for the
     blocks along each axis, which reads its inputs and writes its results."""
+    loops, facts, moved, device, times = case.loops, case.facts, case.moved, case.device, case.times
     nest = loops.nests[0]
     once = moved.read + moved.written + moved.workspace
-    assert isinstance(facts, TileFacts)
     from_l2 = facts.load_bytes * facts.numel if facts.row_axes else 0  # from L2, for values of whole rows
     once += 2 * moved.joined
     idle = Work(once, once + from_l2)
     launch = times.start_us + times.fused.latency_us
-    exchanges = (
-        times.tiled.reduced_us * facts.reductions + times.tiled.transposed_us * facts.tensors.transposed
-    )
-    exchanges *= facts.numel / 1e6 * MEASURED.num_sm / (device.num_sm or MEASURED.num_sm)
-    staged, sizes, extents = 0, facts.sizes, plan.extents
-    if plan.results:
+    tiled, exchanged = times.tiled, facts.tensors.transposed
+    exchanges = tiled.reduced_us * facts.reductions + tiled.transposed_us * exchanged
+    exchanges *= facts.numel / 1e6 * MEASURED.num_sm / device.num_sm
+    staged, sizes, extents = 0, facts.sizes, case.plan.extents
+    if case.plan.results:
         staged = sum(result.num_bytes(sizes) for result in staged_of(facts.small, sizes, extents))
         launch += placing_us(staged, device, times) - saved_us(facts.small, sizes, extents)
     if workspace := moved.workspace - staged:
-        launch += times.launch_us * (not plan.results)  # they are one kernel
+        launch += times.launch_us * (not case.plan.results)  # they are one kernel
         launch += times.us(Kind.FINAL, Work(workspace, workspace), device)
     work = idle + computing(loops, nest, nest.body)
     if loops.producer_nest is not None:
@@ -247,7 +233,7 @@ def expected_of_tile(
         launch + exchanges + times.us(Kind.POINTWISE, work, device),
         launch + times.us(Kind.POINTWISE, idle, device),
     )
-    return expected_versus(kernels_of(lowered), ours_us, launches_of(loops), moved, device, times)
+    return case.versus(kernels_of(case.lowered), ours_us, launches_of(loops))
 
 
 def launches_of(loops: LoopProgram) -> int:
@@ -289,15 +275,12 @@ def _kernel_of(program: LoopProgram, combines: bool) -> baseline.Kernel:
     """Inductor's kernel for a program of one nest: it reads its inputs once, and writes its results.
     `combines`: whether threads combine what they have of a block, as far as is known."""
     facts, nest = facts_of_tile(program), program.nests[0]
-    used = dict.fromkeys(s.buffer for s in nest.body if isinstance(s, Load | Store))
-    moves = tuple(baseline.moved_once(program, used))
+    moves = baseline.moving_once(program, (s.buffer for s in nest.body if isinstance(s, Load | Store)))
     along_rows = facts.whole <= {len(facts.sizes) - 1}
     kind = Kind.POINTWISE if along_rows or facts.memory_orders > 1 else Kind.COLUMNS
-    moved = sum(access.dram for access in moves) / (
-        TIMES.tiled.transposed_share if facts.memory_orders > 1 else 1.0
-    )
+    moved = moves.dram / (TIMES.tiled.transposed_share if facts.memory_orders > 1 else 1.0)
     work = Work(moved, moved) + computing(program, nest, nest.body)
     if combines and not along_rows:
         combined = TIMES.tiled.combine_instructions * facts.reductions / max(1.0, _block(facts) / AT_ONCE)
         work += Work(0, 0, combined * facts.numel)
-    return baseline.Kernel(kind, work, facts.numel // baseline.BLOCK + 1, 1, moves)
+    return baseline.Kernel(kind, work, facts.numel // baseline.BLOCK + 1, 1)

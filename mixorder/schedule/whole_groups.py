@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import sympy
 
 from ..errors import Decline, DeclineReason, GainsNothing
 from ..ir.hardware import LINE, MAX_REGISTERS, MAX_THREADS, SECTOR, WARP
-from ..ir.program import Compute, Load, LoopProgram, Nest, Reduce, operands
+from ..ir.program import Compute, LoopProgram
 from ..transform.reduction_groups import two_pass
 from . import baseline
-from .cost import Traffic
-from .device import MEASURED, DeviceInfo
-from .facts import REGISTER_OVERHEAD, Facts, cost_of, words_of
-from .kernel_time import TIMES, Kind, Times
-from .plan import Launch, Plan, SecondStage, in_tiles, next_power_of_2
-from .predicted import Expected, expected_versus
+from .device import DeviceInfo
+from .facts import REGISTER_OVERHEAD, TiledFacts, cost_of, streamed, words_across_reductions
+from .kernel_time import Kind
+from .plan import Launch, Plan, SecondStage, in_tiles, next_power_of_2, tiles_along
+from .predicted import Case, Expected
 from .reduction_groups import (
     MOST_PARTIALS,
     WARPS,
@@ -37,11 +35,8 @@ from .work import Work, computing
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeGroupFacts(Facts):
+class WholeGroupFacts(TiledFacts):
     """Facts of a program that keeps whole reduction groups."""
-
-    sizes: tuple[int, ...] = ()
-    """Of its axes, outermost first."""
 
     inside: frozenset[int] = frozenset()
     """The places of those that a tile has whole."""
@@ -61,39 +56,23 @@ def facts_of_whole_groups(program: LoopProgram) -> WholeGroupFacts:
     sizes = sizes_of(program, nest.axes)
     inside = frozenset(i for i, axis in enumerate(nest.axes) if axis.symbol in nest.reduced)
     cols = math.prod(sizes[i] for i in inside)
-    loads = {s.buffer for s in nest.accesses() if isinstance(s, Load)}
-    items = [program.buffer(name).dtype.itemsize for name in loads]
     return WholeGroupFacts(
         math.prod(sizes) // cols,
         cols,
-        load_bytes=sum(items),
+        **streamed(program, nest.accesses()),
         instructions=sum(cost_of(s) for s in nest.body if isinstance(s, Compute)),
-        item_bytes=min(items, default=2),
         sizes=sizes,
         inside=inside,
         across=across(nest.axes, nest.accesses()),
-        words=_held(nest),
+        words=words_across_reductions(nest, {axis.symbol for axis in nest.axes}),
         columns=(1, *sizes_of(program, [axis for final in second for axis in final.loops[1:]]))[-1],
     )
 
 
-def _held(nest: Nest) -> float:
-    """The most words of an element that are needed behind a reduction and in front of it."""
-    deps, every = nest.dependence(), {axis.symbol for axis in nest.axes}
-    first, last, words = dict[str, int](), dict[str, int](), dict[str, int]()
-    for i, stmt in enumerate(nest.body):
-        last |= dict.fromkeys(operands(stmt), i)
-        if isinstance(stmt, Load | Compute) and every <= deps[stmt.name]:
-            first[stmt.name], words[stmt.name] = i, words_of(stmt)
-    places = [i for i, stmt in enumerate(nest.body) if isinstance(stmt, Reduce)]
-    return max((sum(words[n] for n in words if first[n] < i < last.get(n, 0)) for i in places), default=0)
-
-
-def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
+def choose(facts: WholeGroupFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The plan. Raises `Decline` where a reduction group does not fit a program, or these are too few."""
-    assert isinstance(facts, WholeGroupFacts)
     extents = _extents(facts, device)
-    elements, programs = math.prod(extents), _programs(facts, extents)
+    elements, programs = math.prod(extents), math.prod(tiles_along(facts.sizes, extents))
     # Elements of a thread: it reduces those of a group by itself where groups are adjacent in memory.
     least = 16 if len(extents) - 1 in facts.inside else 32
     most = max(1, min(MAX_THREADS, elements // least) // WARP)
@@ -125,7 +104,7 @@ def _extents(facts: WholeGroupFacts, device: DeviceInfo) -> list[int]:
     for place in (i for i in reversed(range(last)) if i not in facts.inside):
         while math.prod(extents) < 2048 and extents[place] < facts.sizes[place]:
             larger = [n * (1 + (i == place)) for i, n in enumerate(extents)]
-            if _programs(facts, larger) < 4 * device.num_sm:
+            if math.prod(tiles_along(facts.sizes, larger)) < 4 * device.num_sm:
                 break
             extents = larger
     return extents
@@ -139,10 +118,6 @@ def resident(facts: WholeGroupFacts, elements: int, warps: int, device: DeviceIn
     return int(min(device.registers // (each * WARP * warps), device.max_threads // (WARP * warps)))
 
 
-def _programs(facts: WholeGroupFacts, extents: Sequence[int]) -> int:
-    return math.prod(-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True))
-
-
 def totals_tile(sizes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
     """The second kernel's tile, along each of its axes."""
     columns = plan.second.block
@@ -150,24 +125,18 @@ def totals_tile(sizes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
     return (rows, *[1] * (len(sizes) - 2), columns)[: len(sizes)]
 
 
-def expected_of_whole_groups(
-    lowered: LoopProgram,
-    loops: LoopProgram,
-    plan: Plan,
-    facts: Facts,
-    moved: Traffic,
-    device: DeviceInfo,
-    times: Times = TIMES,
-) -> Expected:
+def expected_of_whole_groups(case: Case) -> Expected:
     """The prediction: the first kernel moves every tensor once. A program computes when all is loaded, while
     others of its multiprocessor load."""
-    assert isinstance(facts, WholeGroupFacts)
+    loops, plan, facts, moved = case.loops, case.plan, case.facts, case.moved
+    device, times = case.device, case.times
     nest, elements = loops.nests[0], math.prod(plan.extents)
     once = moved.read + moved.written + moved.workspace
     launch = times.start_us + times.kernel_us + (len(loops.nests) - 1) * times.launch_us
     if len(loops.nests) > 1:
         launch += times.us(Kind.FINAL, Work(moved.workspace, moved.workspace), device)
-    lanes = elements * _programs(facts, plan.extents) / facts.numel
+    programs = math.prod(tiles_along(facts.sizes, plan.extents))
+    lanes = elements * programs / facts.numel
     moved_once = Work(once, once * _in_sectors(loops, plan))
     computed = computing(loops, nest, nest.body).scaled(lanes)
     moving_us, computing_us = (
@@ -178,11 +147,9 @@ def expected_of_whole_groups(
         moving_us *= longer(facts.sizes, plan.extents)
     moving_us *= times.tiled.whole_across_factor if facts.across else 1.0
     less, more = sorted((moving_us, computing_us))
-    waits = (
-        times.tiled.wait_us * _programs(facts, plan.extents) / (several * (device.num_sm or MEASURED.num_sm))
-    )
+    waits = times.tiled.wait_us * programs / (several * device.num_sm)
     ours_us = launch + more + (less + waits) / several, launch + moving_us
-    return expected_versus(_inductors(lowered, device), ours_us, len(loops.nests), moved, device, times)
+    return case.versus(_inductors(case.lowered, device), ours_us, len(loops.nests))
 
 
 def _in_sectors(loops: LoopProgram, plan: Plan) -> float:

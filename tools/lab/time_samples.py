@@ -29,6 +29,7 @@ from mixorder.schedule.facts import facts_of
 from mixorder.schedule.fused import Fused, fused_kernels
 from mixorder.schedule.kernel_time import Times
 from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk, Within
+from mixorder.schedule.predicted import Case
 from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.tune.cache import _like
 
@@ -52,7 +53,7 @@ class TileLocal:
         record, strategy = self.record, strategy_of(self.record)
         facts = strategy.facts(record.loops)
         nests = record.planning.lowered, record.loops
-        takes = strategy.predict(*nests, record.schedule, facts, record.traffic, device, times)
+        takes = strategy.predict(Case(*nests, record.schedule, facts, record.traffic, device, times))
         return takes.fused_us
 
 
