@@ -11,8 +11,7 @@ result twice that is written where an operand lay, and in torch 2.11 it leaves o
 the first kernel of a backward, that of the loss, is often its peak, and all orders seem equal: RoBERTa's
 logits were copied, for a product, while all else was still saved, and the peak was 30% higher. It also takes
 an input that a launch writes to for free from there on, and kept a buffer for later that did not fit: 28.1 MB
-instead of 21.7 (two blocks of 1030 columns, H100). Graphs with our launches get an estimate without these
-errors.
+instead of 21.7 (two blocks of 1030 columns). Graphs with our launches get an estimate without these errors.
 
 Inductor counts a launch that writes over an input among the users of all that was computed from that input.
 So no kernel wrote its result over these: of two products, whose sum a launch read, all three were in memory

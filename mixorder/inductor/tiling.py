@@ -2,9 +2,8 @@
 
 Inductor tiles a kernel over two dims where its reads and writes are contiguous along different ones. It looks
 up each read in the loop by the buffer's name. What a Triton kernel of a user has written has a new name in
-the scheduler, which the loop does not use: Inductor finds no read, and walks along the write alone. H200,
-torch 2.11, 25.7 million elements: such a transposed copy of a result of ours took 174 us, of a buffer of
-Inductor's own 36 us.
+the scheduler, which the loop does not use: Inductor finds no read, and walks along the write alone. Such a
+transposed copy of a result of ours took five times as long as one of a buffer of Inductor's own.
 """
 
 from __future__ import annotations

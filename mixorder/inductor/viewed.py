@@ -6,8 +6,8 @@ as before, without rounding it.
 
 Inductor makes a view of a buffer whose strides are still open, with the strides that the buffer has so far.
 Torch 2.11 puts gaps between rows into these. A launch then asks for the strides that the graph states, the
-buffer gets them, and what reads the view is wrong. H100, torch 2.11, LayerNorm of 1030 columns in bf16 behind
-padded products: all rows of a gradient but the first. With final strides, the launch gets a copy instead.
+buffer gets them, and what reads the view is wrong, such as all rows of a gradient but the first, for rows of
+1030 columns behind padded products. With final strides, the launch gets a copy instead.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ nothing to do while a reduction waits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from .facts import RowFacts
@@ -29,13 +30,7 @@ def improved(
     waits = is_latency_bound(facts) or facts.loads.cached_table
     if facts.levels == 0 or waits or space.start.group > 1:
         return space.start
-    known: dict[Plan, float] = {}
-
-    def time(plan: Plan) -> float:
-        if plan not in known:
-            known[plan] = us(plan)
-        return known[plan]
-
+    time = functools.cache(us)
     best = space.start
     for _ in range(6):
         around = [s for s in space.near(best) if s.chunks == 1 or s.tile_rows <= 8]

@@ -71,11 +71,6 @@ def layouts(facts: RowFacts, device: DeviceInfo) -> list[Plan]:
     return [s for size in sizes for s in _laid_out(facts, device, size)]
 
 
-def starts(facts: RowFacts, device: DeviceInfo, split_size: int = 0) -> Iterator[Plan]:
-    """Plans that a search begins from; none for a device without the exchange."""
-    yield from layouts(facts, device) if device.exchanges else ()
-
-
 def _with_groups(plan: Plan, groups: int) -> Plan:
     """The plan with at most `groups` groups, rounded up to a multiple of the period."""
     whole = math.ceil(groups / plan.period) * plan.period

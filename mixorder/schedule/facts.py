@@ -216,6 +216,7 @@ class _Reader:
         # A graph may have been traced with no rows.
         self.batch = 1 if batch is None else max(1, program.hint(batch.size))
         self.rows = max(1, program.hint(self.row.size))
+        self.space = self.rows * int(self.col.size) * self.batch
         self.tiles = [
             s for s in self.main.body if isinstance(s, Load) and self.col.symbol in s.index.free_symbols
         ]
@@ -272,10 +273,14 @@ class _Reader:
     @functools.cached_property
     def full(self) -> dict[bool, list[Load | Store]]:
         """Loads and stores of tensors that have all elements of the space, by whether they lie along rows."""
-        both, space = {self.row.symbol, self.col.symbol}, self.rows * int(self.col.size) * self.batch
+        both = {self.row.symbol, self.col.symbol}
         accesses: dict[bool, list[Load | Store]] = {False: [], True: []}
         for s in self.main.body:
-            if isinstance(s, Load | Store) and both <= s.index.free_symbols and self.size(s.buffer) >= space:
+            if (
+                isinstance(s, Load | Store)
+                and both <= s.index.free_symbols
+                and self.size(s.buffer) >= self.space
+            ):
                 accesses[along_rows(self.program, s)].append(s)
         return accesses
 
@@ -292,7 +297,7 @@ class _Reader:
         """Bytes that a load moves for each element: a piece of a tensor that is read in pieces only moves its
         share."""
         loads = [s for s in self.tiles if s.buffer == load.buffer]
-        share = self.size(load.buffer) / (self.rows * int(self.col.size) * self.batch)
+        share = self.size(load.buffer) / self.space
         in_pieces = all(s.predicate is not None for s in loads) and TABLE * share >= 1
         return self.item(load) * (min(1.0, share / len(loads)) if in_pieces else 1.0)
 
@@ -312,8 +317,7 @@ class _Reader:
     def is_cached_table(self, load: Load) -> bool:
         """Whether all programs prefetch the same few bytes, past the first-level cache: few parts of L2 have
         all of them, and all multiprocessors wait for these."""
-        space = self.rows * int(self.col.size) * self.batch
-        small = self.bytes(load.buffer) <= min(8192, space * self.item(load) // TABLE)
+        small = self.bytes(load.buffer) <= min(8192, self.space * self.item(load) // TABLE)
         return small and self.width(load) == ACCESS
 
     def is_narrow(self, load: Load) -> bool:
@@ -359,7 +363,7 @@ class _Reader:
     def streamed(self) -> tuple[int, int, int]:
         """Bytes per element that stream in, and the element sizes of the narrowest and the widest tensor that
         do."""
-        size = self.rows * int(self.col.size) * self.batch
+        size = self.space
         itemsize = {s.buffer: self.item(s) for s in self.tiles}
         full = {b: self.slices(b, self.size(b) // size) for b in itemsize if self.size(b) >= size}
         # The pieces of a concatenated tensor; a table that many rows share has no predicate.
@@ -424,15 +428,19 @@ class _Reader:
             change[last] -= words
         return max(itertools.accumulate(change))
 
+    @property
+    def final_loads(self) -> list[Load]:
+        return [s for nest in self.program.nests[1:] for s in nest.statements if isinstance(s, Load)]
+
     def numbered(self) -> bool:
         axes = (self.program.axis(AxisClass.COLUMN), self.program.axis(AxisClass.BATCH))
         numbers: set[sympy.Symbol] = {axis.symbol for axis in axes if axis is not None}
-        loads = [s for nest in self.program.nests[1:] for s in nest.statements if isinstance(s, Load)]
-        return all(numbers & s.index.free_symbols for s in loads)
+        return all(numbers & s.index.free_symbols for s in self.final_loads)
 
     def finishable(self) -> bool:
-        loads = [s for nest in self.program.nests[1:] for s in nest.statements if isinstance(s, Load)]
-        inputs = [s for s in loads if self.program.buffer(s.buffer).role is not BufferRole.WORKSPACE]
+        inputs = [
+            s for s in self.final_loads if self.program.buffer(s.buffer).role is not BufferRole.WORKSPACE
+        ]
         return len(inputs) <= 4
 
 

@@ -12,8 +12,6 @@ from ..ir.program import Nest
 from .device import DeviceInfo
 from .plan import Plan, Produced, next_power_of_2, tiles_along
 
-ELEMENTS = 32  # of a row in a thread
-
 
 @dataclasses.dataclass(frozen=True)
 class ProgramGroups:
@@ -62,13 +60,14 @@ def with_producers(plan: Plan, sizes: Sequence[int], row_axes: int, device: Devi
     if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, "rows or columns of a tile that are apart")
     threads = WARP * plan.launch.num_warps
+    elements = 32 * threads  # of a row, at once
     size = math.prod(sizes[row_axes:])
     cols = next_power_of_2(size)
-    rows = max(1, min(ELEMENTS * threads // cols, math.prod(plan.extents[:row_axes])))
-    at_once = cols if cols <= 2 * ELEMENTS * threads else ELEMENTS * threads
+    rows = max(1, min(elements // cols, math.prod(plan.extents[:row_axes])))
+    at_once = cols if cols <= 2 * elements else elements
     # So that 5 programs of 4 warps run at once on a multiprocessor. Where rows are added up part by part,
     # fewer at once are faster up to a point.
-    few = size <= 4 * ELEMENTS * threads
+    few = size <= 4 * elements
     limited = plan.changed(grouped=1, max_registers=96 if few else 128)
     produced = dataclasses.replace(limited, totals=Produced(1, rows, at_once))
     groups = program_groups(sizes, row_axes, produced)

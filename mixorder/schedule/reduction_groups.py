@@ -43,12 +43,10 @@ from .facts import REGISTER_OVERHEAD, TiledFacts, cost_of, streamed, words_of
 from .kernel_time import TIMES, Kind
 from .plan import Applied, Launch, Plan, SecondStage, TileOrder, Walk, next_power_of_2, tiles_along
 from .predicted import Case, Expected
-from .work import ADDRESS, DIVISION, Work, computing
+from .work import Work, addressing, computing
 
 ELEMENTS = 4096  # of a tile
-# Of a tile, where memory is contiguous along an axis that is kept: two lines of half precision, and one for
-# moments and where tensors lie along another axis; at least so many where that axis is reduced.
-COLUMNS, NARROW_COLUMNS = 128, 64
+NARROW_COLUMNS = 64  # of a tile: a line of half precision; at least so many where that axis is reduced
 WARPS = 4
 PER_THREAD = 8  # elements, at least
 MOST_PARTIALS = 4096  # partial sums of a program of the second kernel, at most
@@ -165,11 +163,14 @@ def choose(facts: ReductionGroupFacts, device: DeviceInfo, split_size: int = 0) 
     along, all_summed = not _in_columns(facts), math.prod(facts.sizes[i] for i in facts.summed)
     # Of the first kernel's tile, where that is not all that is summed, and a thread has much at once.
     most_elements = ELEMENTS // 2 if along and all_summed > ELEMENTS and facts.at_once > 2 else ELEMENTS
-    columns = NARROW_COLUMNS if facts.moments or facts.across else COLUMNS
+    # Where memory is contiguous along an axis that is kept: two lines, and one for moments and where tensors
+    # lie along another axis.
+    wide = 2 * NARROW_COLUMNS
+    columns = NARROW_COLUMNS if facts.moments or facts.across else wide
     extents = _fitting(
         facts, lambda tile: facts.at_once + facts.sums / _unrolled(facts, tile), most_elements, columns
     )
-    applied = _fitting(facts, lambda tile: facts.applied, ELEMENTS // 2 if along else ELEMENTS, COLUMNS)
+    applied = _fitting(facts, lambda tile: facts.applied, ELEMENTS // 2 if along else ELEMENTS, wide)
     tiles = tiles_along(facts.sizes, extents)
     steps = math.prod(tiles[i] for i in facts.summed)
     programs = math.prod(tiles) // steps
@@ -527,8 +528,7 @@ def _of_statistics(
     divided = baseline.is_divided(length, facts.numel // length, True, device)
     if divided:
         elements = sums.dram / facts.item_bytes
-        places = (ADDRESS + 3 * DIVISION) * elements
-        sums += Work(0, SECTOR * elements - sums.l2, places)
+        sums += Work(0, SECTOR * elements - sums.l2, addressing(3) * elements)
     return [
         baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + 2 * divided),
         baseline.Kernel(Kind.POINTWISE, applied, blocks, 1),

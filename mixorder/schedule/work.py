@@ -35,8 +35,6 @@ from ..ir.program import (
 from .facts import PRICES, RELATIVE, cost_of, is_by_row
 from .layout import SAMPLE, Sizes, offsets, per_access, sizes_of
 
-DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
-ADDRESS = 4  # of an address of 64 bits and its predicate
 # Functions that reduce their argument, once for all of the same one, with a loop for large ones: a thread has
 # its elements one after the other.
 BRANCHING = frozenset({"sin", "cos", "tan"})
@@ -223,7 +221,7 @@ def _access(
         touched * (1.0 if shared else amplified),
         elements * item * near.moved,
         requests,
-        (ADDRESS + DIVISION * divisions(index)) * requests,  # once for elements that are contiguous
+        addressing(divisions(index)) * requests,  # once for elements that are contiguous
         everywhere if both else 0.0,
         everywhere if down and both else 0.0,
         elements_each * item,
@@ -272,6 +270,11 @@ class _Sectors:
     moved: float
 
 
+def addressing(divisions: int) -> int:
+    """Instructions of an address of 64 bits and its predicate, with so many divisions by a constant."""
+    return 4 + 4 * divisions
+
+
 def divisions(index: sympy.Expr) -> int:
     """How many divisions an index has."""
     return sum(type(part).__name__ in INDEX_FUNCTIONS for part in sympy.preorder_traversal(index))
@@ -287,6 +290,16 @@ def _spread(index: sympy.Expr, sizes: Sizes, item: int, shifted: bool) -> float:
     return min(square, _sectors(index, sizes, rows, item, most=rows).amplified)
 
 
+def _part(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], most: tuple[int, int]) -> Sequence[int]:
+    """The index over a part of a tile, from its first element on. There is one iteration along an axis that
+    it is without, as `_extent` has it."""
+    rows, cols = (
+        min(extent, size, longest) if axis in index.free_symbols else 1
+        for extent, (axis, size), longest in zip(tile, sizes, most, strict=True)
+    )
+    return offsets(index, sizes, (rows, cols))
+
+
 @functools.lru_cache(maxsize=4096)
 def _sectors(
     index: sympy.Expr,
@@ -295,13 +308,8 @@ def _sectors(
     item: int,
     most: tuple[int, int] = (SAMPLE, SAMPLE),
 ) -> _Sectors:
-    """Read off a part of the tile, from its first element on. There is one iteration along an axis that the
-    index is without, as `_extent` has it."""
-    shape = tuple(
-        min(extent, size, longest) if axis in index.free_symbols else 1
-        for extent, (axis, size), longest in zip(tile, sizes, most, strict=True)
-    )
-    places = offsets(index, sizes, (shape[0], shape[1]))
+    """Read off a part of the tile."""
+    places = _part(index, sizes, tile, most)
     elements = set(places)
     sectors = len({at * item // SECTOR for at in elements}) * SECTOR
     # A part of less than a sector has the others beside it.
@@ -313,11 +321,6 @@ def _sectors(
 def _lines(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], item: int, down: bool) -> float:
     """Lines that a tile touches beyond those that its elements would fill, over its iterations. Read off a
     part of it that is a line long."""
-    along = (8, LINE // item)
-    shape = tuple(
-        min(extent, size, most) if axis in index.free_symbols else 1
-        for extent, (axis, size), most in zip(tile, sizes, along[::-1] if down else along, strict=True)
-    )
-    places = offsets(index, sizes, (shape[0], shape[1]))
+    places = _part(index, sizes, tile, (LINE // item, 8) if down else (8, LINE // item))
     lines = len({at * item // LINE for at in places})
     return max(0.0, lines - len(set(places)) * item / LINE) / len(places)
