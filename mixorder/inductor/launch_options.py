@@ -31,28 +31,18 @@ LARGER = {72: 96, 96: 112, 112: 0}
 # would wrap what hands the limit on to Triton. A kernel may come from a cache when mixorder has gone.
 _WRAPPED_THERE = "try:\n    import mixorder\nexcept ImportError:\n    pass\n\n\n"
 
-# Names of kernels; each has a hash of the kernel's text.
-_waiting: set[str] = set()
-_exact: set[str] = set()
-_registers: dict[str, int] = {}
+# By the names of kernels; each has a hash of the kernel's text.
+_options: dict[str, dict[str, Any]] = {}
 
 
-def allow_early_launch(name: str) -> None:
-    """Allow programmatic dependent launch of a kernel: its code waits for the kernel before it.
+def compile_with(name: str, waits: bool, exact: bool, registers: int) -> None:
+    """Compile a kernel for programmatic dependent launch, if its code `waits` for the kernel before it; if
+    `exact`, with products and sums as they stand, each of which is rounded; and so that a thread has at most
+    so many `registers`, if that is not 0.
 
     Must be called in the process that compiles the graph, before Inductor writes the kernel's definition.
     """
-    _waiting.add(name)
-
-
-def forbid_contraction(name: str) -> None:
-    """Compile a kernel's products and sums as they stand: each is rounded. To be called as the other is."""
-    _exact.add(name)
-
-
-def limit_registers(name: str, most: int) -> None:
-    """Compile a kernel so that a thread has at most so many registers. To be called as the others are."""
-    _registers[name] = most
+    _options[name] = {"launch_pdl": waits, "enable_fp_fusion": not exact, LIMIT: registers}
 
 
 def defined(
@@ -68,13 +58,12 @@ def defined(
 
 def _meta(kernel_name: str) -> str:
     """Entries of `triton_meta`, as text. Inductor appends a number to a kernel's own name."""
-    names = (kernel_name, kernel_name.rpartition("_")[0])
-    early = "'launch_pdl': True, " if not _waiting.isdisjoint(names) else ""
+    options = _options.get(kernel_name) or _options.get(kernel_name.rpartition("_")[0], {})
     # A product in bfloat16 that is added in bfloat16 would become one instruction on sm_90.
-    no_fma = emulates_precision_casts() or not _exact.isdisjoint(names)
-    most = max(_registers.get(name, 0) for name in names)
-    limit = f"'{LIMIT}': {most}, " if most else ""
-    return early + ("'enable_fp_fusion': False, " if no_fma else "") + limit
+    options = options | ({"enable_fp_fusion": False} if emulates_precision_casts() else {})
+    default = {"launch_pdl": False, "enable_fp_fusion": True, LIMIT: 0}
+    chosen = (name for name, value in default.items() if options.get(name, value) != value)
+    return "".join(f"{name!r}: {options[name]!r}, " for name in chosen)
 
 
 def fit(module: ModuleType) -> None:

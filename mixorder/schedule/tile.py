@@ -32,7 +32,6 @@ from .predicted import Case, Expected
 from .producers import with_producers
 from .staged import pays, placing_us, saved_us, staged_of
 from .tile_facts import TileFacts, facts_of_tile, small_result
-from .tile_registers import most_registers
 from .work import Work, computing
 
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
@@ -146,9 +145,21 @@ def _ordered(plan: Plan, facts: TileFacts) -> Plan:
     each, elements = facts.per_access, math.prod(plan.extents) // (warps * lanes)
     rows = max(1, min(elements, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
     cols = lanes // max(1, 32 // rows) * each  # of the 32 rows that a warp loads
-    limited = ordered.changed(max_registers=most_registers(facts, elements))
+    limited = ordered.changed(max_registers=_most_registers(facts, elements))
     # For more elements, a GPU gets the same instructions without words of columns, or spills more.
     return dataclasses.replace(limited, layout=Layout(rows, cols, elements <= 64))
+
+
+def _most_registers(facts: TileFacts, elements: int) -> int:
+    """The most that a thread with so many elements gets, so that more programs run at once; 0 where the
+    compiler decides. ptxas takes all that a limit allows, and spills where it needs more."""
+    if elements > 64 and facts.reductions:
+        return 168  # so that 12 warps fit a multiprocessor
+    if facts.light or not facts.tensors.transposed:
+        return 0
+    # Where a thread computes much, but not most of the time, more programs gain more than a few spilled
+    # registers cost; a kernel that would spill many is compiled with more (`inductor.launch_options.fit`).
+    return 72 if elements <= 32 and 24 <= facts.instructions <= 56 else 0
 
 
 def _band(facts: TileFacts, extents: Sequence[int], band: int = 16, least: float = 4e6) -> int:
