@@ -83,7 +83,6 @@ class _NumpyLibdevice:
 
     _NUMPY_NAMES = {
         "nearbyint": "rint",
-        "rint": "rint",
         "llrint": "rint",
         "pow": "power",
         "fabs": "abs",

@@ -81,13 +81,12 @@ def _laid_out(facts: RowFacts, device: DeviceInfo, elements: int) -> list[Plan]:
     """Plans with few parts first; among equals, those deep enough without tight registers first."""
     candidates: list[tuple[bool, bool, Plan]] = []
     for xblock, per_sm, few in _layouts(facts):
-        tile = Tile(xblock, WARPS_PER_SM // per_sm, MOST_STAGES)
-        r0_block = elements // (xblock * per_sm)
-        parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block)
-        fits = xblock <= facts.rows and parts <= MAX_PARTS and r0_block >= _least_lanes(facts, tile)
+        tile = Tile(xblock, elements // (xblock * per_sm), WARPS_PER_SM // per_sm, MOST_STAGES, per_sm)
+        parts, depth = _parts(facts, tile), _depth(facts, tile)
+        fits = xblock <= facts.rows and parts <= MAX_PARTS and tile.lanes >= _least_lanes(facts, tile)
         if depth and fits and not _waits_late(facts):
-            tight = _registers(facts, tile, r0_block, depth) > FULL_REGISTERS
-            plan = _schedule(facts, device, tile, r0_block, depth)
+            tight = _registers(facts, tile, depth) > FULL_REGISTERS
+            plan = _schedule(facts, device, tile, depth)
             candidates.append((parts > few, tight or depth < LEAST_DEPTH, plan))
     return [plan for *_, plan in sorted(candidates, key=lambda candidate: candidate[:2])]
 
@@ -109,17 +108,17 @@ def _layouts(facts: RowFacts) -> Iterator[tuple[int, int, int]]:
     yield 1, 1, MAX_PARTS
 
 
-def _depth(facts: RowFacts, tile: Tile, r0_block: int) -> int:
+def _depth(facts: RowFacts, tile: Tile) -> int:
     """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
     for depth in range(MAX_DEPTH, 0, -1):
         most = SPILLED_REGISTERS if depth == LEAST_DEPTH else FULL_REGISTERS
-        if _registers(facts, tile, r0_block, depth) <= most:
+        if _registers(facts, tile, depth) <= most:
             return depth
     return 0
 
 
-def _registers(facts: RowFacts, tile: Tile, r0_block: int, depth: int) -> float:
-    return registers_of(facts, tile.xblock, tile.xblock * r0_block / (tile.num_warps * WARP), depth)
+def _registers(facts: RowFacts, tile: Tile, depth: int) -> float:
+    return registers_of(facts, tile.xblock, tile.xblock * tile.lanes / (tile.num_warps * WARP), depth)
 
 
 def registers_of(facts: RowFacts, rows: int, per_thread: float, depth: int) -> float:
@@ -140,32 +139,27 @@ def _waits_late(facts: RowFacts) -> bool:
     return facts.exchange.values > 0 and late > 4
 
 
-def _parts(facts: RowFacts, r0_block: int) -> int:
+def _parts(facts: RowFacts, tile: Tile) -> int:
     """Parts of a row. Shifted columns need up to one access more than there are columns."""
-    return max(2, math.ceil(facts.cols / (r0_block - ALIGNMENT * (facts.alignment.period > 1))))
+    return max(2, math.ceil(facts.cols / (tile.lanes - ALIGNMENT * (facts.alignment.period > 1))))
 
 
-def _groups(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int) -> int:
-    """Groups of programs that are resident at once."""
-    return (WARPS_PER_SM // tile.num_warps) * device.num_sm // _parts(facts, r0_block)
-
-
-def _schedule(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int, depth: int) -> Plan:
-    if facts.alignment.period > _groups(facts, device, tile, r0_block):
+def _schedule(facts: RowFacts, device: DeviceInfo, tile: Tile, depth: int) -> Plan:
+    programs = tile.per_sm * device.num_sm  # that are resident at once
+    if facts.alignment.period > programs // _parts(facts, tile):
         facts = dataclasses.replace(facts, alignment=ALIKE)
-    part_cols = math.ceil(facts.cols / _parts(facts, r0_block) / ALIGNMENT) * ALIGNMENT
+    part_cols = math.ceil(facts.cols / _parts(facts, tile) / ALIGNMENT) * ALIGNMENT
     parts = math.ceil(facts.cols / part_cols)
-    per_sm = WARPS_PER_SM // tile.num_warps
-    staged = per_sm * tile.xblock * r0_block * facts.loads.staged_bytes
+    staged = tile.per_sm * tile.xblock * tile.lanes * facts.loads.staged_bytes
     pays = MOST_STAGES - (tile.xblock * parts < 32)  # with more records, exchanges take longer
     stages = max(1, min(pays, 1 + device.shared_memory // max(1, staged)))
-    groups = min(per_sm * device.num_sm // parts, math.ceil(facts.rows / tile.xblock))
+    groups = min(programs // parts, math.ceil(facts.rows / tile.xblock))
     num_splits = max(1, groups // facts.alignment.period) * facts.alignment.period
-    second = final(num_splits, r0_block, device)
+    second = final(num_splits, tile.lanes, device)
     return Plan(
         (
             Walk(split=num_splits, tile=tile.xblock, period=facts.alignment.period),
-            Walk(group=parts, part=part_cols, tile=r0_block),
+            Walk(group=parts, part=part_cols, tile=tile.lanes),
         ),
         Launch(tile.num_warps, stages, dependent=device.overlaps and facts.final.numbered),
         SecondStage(*second),

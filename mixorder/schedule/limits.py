@@ -16,11 +16,14 @@ MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """A tile of whole rows, and the warps and stages of its program."""
+    """A tile of rows, each of so many lanes, the warps and stages of its program, and how many programs share
+    a multiprocessor."""
 
     xblock: int
+    lanes: int
     num_warps: int
     num_stages: int
+    per_sm: int
 
 
 def registers_of(facts: RowFacts, elements: int, chunks: int) -> int:

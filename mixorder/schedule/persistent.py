@@ -38,6 +38,7 @@ PROGRAMS_PER_SM = 4
 MIN_WARPS_PER_SM = 8
 # At most. With many, a row spans few warps, and its reductions need few barriers.
 ELEMENTS_PER_THREAD = 32
+LEAST_CHUNK = 512  # columns
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
 # Estimated registers of a thread at most, where rows are only added up; with more, or where a single program
 # would have a multiprocessor, a program has no more warps than a row fills.
@@ -69,7 +70,7 @@ def layouts(facts: RowFacts) -> tuple[tuple[int, int], ...]:
 def lanes_of(facts: RowFacts) -> tuple[int, int]:
     """The layout to choose: that of the fewest lanes that fits a thread and saves enough over one chunk."""
     first, *chunked = layouts(facts)
-    least, most = (256, MAX_REGISTERS) if _is_narrowed(facts) else (512, NOT_SPILLED)
+    least, most = (256, MAX_REGISTERS) if _is_narrowed(facts) else (LEAST_CHUNK, NOT_SPILLED)
     for lanes, chunks in reversed(chunked):
         if lanes // chunks >= least and registers_of(facts, chunks * _per_chunk(facts), chunks) <= most:
             return lanes, chunks
@@ -124,13 +125,13 @@ def choose(
     if facts.held.words * r0_block + r0_block // chunks > spill_factor * device.registers:
         detail = f"{facts.held.words} tiles of {facts.cols} columns in {device.registers} registers"
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
-    tile, per_sm = _tile(facts, r0_block, device, chunks)
-    if chunks == 1 and _only_sums(facts, tile, per_sm, r0_block, device):
-        tile, per_sm = _of_sums(facts, r0_block, device)
-    tile, per_sm = without_prefetch(facts, tile, per_sm, r0_block, device)
+    tile = _tile(facts, r0_block, device, chunks)
+    if chunks == 1 and _only_sums(facts, tile, device):
+        tile = _of_sums(facts, r0_block, device)
+    tile = without_prefetch(facts, tile, device)
     tiles = -(-facts.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
-    at_once = max(1, per_sm * device.num_sm // facts.batch)
+    at_once = max(1, tile.per_sm * device.num_sm // facts.batch)
     num_splits = min(-(-facts.rows // split_size), most_partials(device)) if split_size else 0
     num_splits = num_splits or even(tiles, min(tiles, at_once))
     alignment = facts.alignment
@@ -160,8 +161,8 @@ def even(tiles: int, num_splits: int) -> int:
     return needed if next_power_of_2(needed) < num_splits else num_splits
 
 
-def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> tuple[Tile, int]:
-    """The tile, and how many programs share a multiprocessor."""
+def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> Tile:
+    """The tile of a program that prefetches."""
     # Tiles are powers of two, and never larger than was measured: twice the bytes take twice the registers.
     scale = min(1.0, 2.0 ** round(math.log2(device.bytes_under_way)))
     resident = elements_of(scale * RESIDENT_BYTES, facts.load_bytes)
@@ -197,20 +198,20 @@ def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> tu
     per_thread = -(-elements // (num_warps * device.warp_size))
     registers = registers_of(facts, per_thread, chunks) * num_warps * device.warp_size
     per_sm = max(1, min(per_sm, device.registers // registers))
-    return Tile(xblock, num_warps, _stages(facts, elements, r0_block, per_sm, device)), per_sm
+    return Tile(xblock, r0_block, num_warps, _stages(facts, elements, r0_block, per_sm, device), per_sm)
 
 
-def _only_sums(facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> bool:
+def _only_sums(facts: RowFacts, tile: Tile, device: DeviceInfo) -> bool:
     """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
     moved = facts.lies.along_rows or facts.alignment.period > 1
     if facts.levels or moved or is_latency_bound(facts) or reloads(facts, tile):
         return False
-    elements = -(-tile.xblock * lanes // (tile.num_warps * device.warp_size))
-    return per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
+    elements = -(-tile.xblock * tile.lanes // (tile.num_warps * device.warp_size))
+    return tile.per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
 
 
-def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
-    """A tile of as few warps as a row fills, and the programs that share a multiprocessor."""
+def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> Tile:
+    """A tile of as few warps as a row fills."""
     elements = ELEMENTS_PER_THREAD
     while elements > facts.per_access and registers_of(facts, elements, 1) > SUM_REGISTERS:
         elements //= 2
@@ -221,7 +222,7 @@ def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> tuple[Tile, int
         xblock //= 2
     per_sm = max(1, MIN_WARPS_PER_SM // num_warps)
     stages = min(MAX_STAGES - 1, _stages_that_fit(facts, per_sm * xblock * lanes, device))
-    return Tile(xblock, num_warps, stages), per_sm
+    return Tile(xblock, lanes, num_warps, stages, per_sm)
 
 
 def _elements_per_thread(facts: RowFacts, elements: int) -> int:

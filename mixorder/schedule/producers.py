@@ -12,6 +12,8 @@ from ..ir.program import Nest
 from .device import DeviceInfo
 from .plan import Plan, Produced, next_power_of_2, tiles_along
 
+ELEMENTS = 32  # of a row in a thread, at once
+
 
 @dataclasses.dataclass(frozen=True)
 class ProgramGroups:
@@ -60,7 +62,7 @@ def with_producers(plan: Plan, sizes: Sequence[int], row_axes: int, device: Devi
     if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, "rows or columns of a tile that are apart")
     threads = WARP * plan.launch.num_warps
-    elements = 32 * threads  # of a row, at once
+    elements = ELEMENTS * threads
     size = math.prod(sizes[row_axes:])
     cols = next_power_of_2(size)
     rows = max(1, min(elements // cols, math.prod(plan.extents[:row_axes])))

@@ -284,7 +284,7 @@ def _second_tile(facts: ReductionGroupFacts, splits: int) -> tuple[int, ...]:
     if free:
         inner = free[-1]
         in_groups = len(extents) - 1 in facts.total_axes.reduced
-        room = max(1, (MOST_PARTIALS // 4 if in_groups else MOST_PARTIALS) // math.prod(tile))
+        room = max(1, (1024 if in_groups else MOST_PARTIALS) // math.prod(tile))
         tile[inner + 1] = min(32, room, next_power_of_2(facts.total_axes.sizes[inner]))
     return tuple(tile)
 

@@ -293,7 +293,6 @@ def test_padding_of_rows_counts_for_nothing(
     numbers, and not three."""
     if in_parts:
         monkeypatch.setattr(producers, "ELEMENTS", 1)
-        monkeypatch.setattr(producers, "MOST_ELEMENTS", 2)
     x, dy = torch.rand(256, 544).to(bf16) + 1, -torch.rand(256, 544).to(bf16) - 1
 
     def function(x: Any, dy: Any) -> Any:
