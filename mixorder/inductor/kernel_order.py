@@ -90,11 +90,10 @@ def least(
 
 
 def lowered(nodes: Sequence[Any], held: Sequence[Tensor]) -> list[Any]:
-    """The kernels in an order that takes no more memory at the peak than the one given. In each round, as
-    many orders are tried in vain as there are rounds."""
-    order, rounds = list(nodes), 64
+    """The kernels in an order that takes no more memory at the peak than the one given."""
+    order, most = list(nodes), 64  # rounds, and orders that are tried in vain in each
     best = held_at(order, held)
-    for _ in range(rounds):
+    for _ in range(most):
         before, vain = order, 0
         peaks = [node for node, taken in zip(order, best, strict=False) if taken == max(best)]
         for node, late, peak in chain.from_iterable(_moves(order, held, peak) for peak in peaks):
@@ -104,7 +103,7 @@ def lowered(nodes: Sequence[Any], held: Sequence[Tensor]) -> list[Any]:
             # Layers of a model often take the same: the steps that take most are compared.
             if sorted(now, reverse=True)[:8] < sorted(best, reverse=True)[:8]:
                 order, best = candidate, now
-            elif (vain := vain + 1) == rounds:
+            elif (vain := vain + 1) == most:
                 break
         if order is before:
             break
