@@ -24,8 +24,6 @@ from .plan import Plan
 # reduction groups, or results are joined and no launch is spared: predictions are less certain there
 # (tuning.md).
 LEAST_SAVED, SURELY_SAVED = 0.04, 0.1
-# Of `mixorder_min_numel`, for what is no pair.
-UNPAIRED = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +109,9 @@ def expected(case: Case) -> Expected:
 
 
 def check_size(facts: Facts, min_numel: int, is_pair: bool) -> None:
-    """Raise `Decline` for a space of fewer than `min_numel` elements, or `UNPAIRED` times as many where no
+    """Raise `Decline` for a space of fewer than `min_numel` elements, or 16 times as many where no
     reductions along rows and over rows share their reads."""
-    least = min_numel if is_pair else UNPAIRED * min_numel
+    least = min_numel if is_pair else 16 * min_numel
     if facts.numel < least:
         raise Decline(DeclineReason.TOO_SMALL, f"reductions of {facts.numel} elements, fewer than {least}")
 
