@@ -48,7 +48,7 @@ class Options:
 
     min_numel: int = field(default=4096, metadata={"minimum": 0})
     """Regions with fewer elements (rows * columns) are not fused. For block-scaled casts, and for sums along
-    one dim only, the threshold is 16 times as high (`schedule.predicted.UNPAIRED`)."""
+    one dim only, the threshold is 16 times as high (`schedule.predicted.check_size`)."""
 
     dump_dir: str = field(default="", metadata={"env": "MIXORDER_DUMP"})
     """A directory that gets one numbered text file per stage and region; empty for none."""

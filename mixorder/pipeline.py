@@ -57,6 +57,7 @@ from .rewrite.sizes import sizes_from_inputs
 from .runner import Runner
 from .schedule import cost
 from .schedule.device import DeviceInfo, device_info
+from .schedule.predicted import Case
 from .search import Search
 from .transform.fma import form_fma
 from .transform.in_place import reuse_in_place
@@ -305,7 +306,7 @@ def build(key: Hashable | None, region: Region, runner: Runner, setting: Setting
     if loops is not merged:
         show(f"{strategy.name}.txt", loops, strategy.form)
     traffic = step("cost", cost.traffic, loops, schedule.partials, copied, _joined(region))
-    takes = step("cost", strategy.predict, lowered, loops, schedule, facts, traffic, device)
+    takes = step("cost", strategy.predict, Case(lowered, loops, schedule, facts, traffic, device))
     return RegionPlan(
         strategy, loops, facts, schedule, key, region, across, lowered, merged, traffic, device, takes
     )

@@ -11,9 +11,10 @@ from typing import Any
 from .codegen.source import KernelSource
 from .errors import Decline, DeclineReason, GainsNothing, MixorderError
 from .ir.program import LoopProgram
-from .record import RegionRecord, describe
+from .record import Planning, RegionRecord, extent_of, reductions_of, tensor_of
 from .region import legality
 from .region.layouts import is_copied_as_stated, is_free, is_read_as_stated
+from .region.provenance import provenance_of
 from .region.region import Region
 from .rewrite.standalone import standalone
 from .runner import Runner
@@ -24,6 +25,7 @@ from .schedule.fused import fused_kernels
 from .schedule.kernel_time import TIMES
 from .schedule.plan import Plan
 from .schedule.predicted import (
+    Case,
     Expected,
     check_saves,
     too_little,
@@ -89,16 +91,22 @@ class RegionPlan(Chosen):
 
     def record(self, loops: LoopProgram, kernels: Sequence[KernelSource]) -> RegionRecord:
         """The region's record, with the loops and kernels that are launched."""
-        title = self.strategy.title(self.schedule)
-        return describe(
-            self.region,
-            title,
-            (self.lowered, loops),
+        region = self.region
+        return RegionRecord(
+            region.name,
+            extent_of(region.space),
+            reductions_of(region.inner),
+            reductions_of(region.outer),
+            self.strategy.title(self.schedule),
             self.schedule,
-            kernels,
+            tuple(kernels),
             self.traffic,
             self.expected,
-            self.tuning,
+            provenance_of(region.named_after),
+            tuple(map(tensor_of, region.inputs)),
+            tuple(map(tensor_of, region.outputs)),
+            loops,
+            Planning(self.lowered, self.tuning),
         )
 
 
@@ -232,9 +240,8 @@ def tuned(plan: RegionPlan, label: str, strategies: Sequence[Strategy], runner: 
         return plan
     runner.show("tuned.txt", f"{fastest.tuning}\n{fastest.schedule}")
     traffic = dataclasses.replace(plan.traffic, workspace=workspace)
-    takes = fastest.strategy.predict(
-        plan.lowered, fastest.loops, fastest.schedule, fastest.facts, traffic, plan.device
-    )
+    case = Case(plan.lowered, fastest.loops, fastest.schedule, fastest.facts, traffic, plan.device)
+    takes = fastest.strategy.predict(case)
     # It was measured to take no longer than the schedule of the prediction before.
     fused_us = min(takes.fused_us, plan.expected.fused_us)
     takes = dataclasses.replace(

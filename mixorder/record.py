@@ -6,7 +6,7 @@ Taken before the rewrite, which erases the region's nodes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch.fx import Node
@@ -15,9 +15,9 @@ from .codegen.source import KernelSource
 from .errors import Decline
 from .ir.dtypes import short_dtype
 from .ir.program import LoopProgram
+from .region.axes import Space
 from .region.nodes import fake, is_mean, is_moment, is_relative_sum, is_variance, size_of, stated_by
-from .region.provenance import Provenance, provenance_of
-from .region.region import Region
+from .region.provenance import Provenance
 from .region.sizes import Size
 from .schedule.cost import Traffic
 from .schedule.plan import Plan
@@ -101,34 +101,14 @@ class RegionRecord:
     planning: Planning
 
 
-def describe(
-    region: Region,
-    strategy: str,
-    nests: tuple[LoopProgram, LoopProgram],
-    schedule: Plan,
-    kernels: Sequence[KernelSource],
-    traffic: Traffic,
-    expected: Expected,
-    tuning: Tuning | None = None,
-) -> RegionRecord:
-    """The record of a region; `nests` are its loops as lowered and as the kernels run them."""
-    lowered, loops = nests
-    return RegionRecord(
-        region.name,
-        Extent(str(region.space), _number(region.space.rows), _number(region.space.cols)),
-        tuple(Reduction(n.name, _op(n)) for n in region.inner),
-        tuple(Reduction(n.name, _op(n)) for n in region.outer),
-        strategy,
-        schedule,
-        tuple(kernels),
-        traffic,
-        expected,
-        provenance_of(region.named_after),
-        tuple(map(_tensor, region.inputs)),
-        tuple(map(_tensor, region.outputs)),
-        loops,
-        Planning(lowered, tuning),
-    )
+def extent_of(space: Space) -> Extent:
+    """The extent of a region's elements."""
+    return Extent(str(space), _number(space.rows), _number(space.cols))
+
+
+def reductions_of(nodes: Iterable[Node]) -> tuple[Reduction, ...]:
+    """What nodes that reduce compute."""
+    return tuple(Reduction(n.name, _op(n)) for n in nodes)
 
 
 def _number(size: Size) -> int | str:
@@ -160,7 +140,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else str(value)
 
 
-def _tensor(node: Node) -> TensorRecord:
+def tensor_of(node: Node) -> TensorRecord:
+    """What a node's tensor is."""
     val = fake(node)
     if val is None:  # a split, which gives several tensors
         return TensorRecord(node.name, "several", ())

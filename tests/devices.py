@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.device import MEASURED as H200
+from mixorder.schedule.device import DeviceInfo
 
 A100 = DeviceInfo(
     "A100", 108, 166912, 65536, max_threads=2048, bandwidth=2.0e12, overlaps=False, saturates=False

@@ -40,7 +40,8 @@ from mixorder.region.find import find_regions
 from mixorder.region.region import Region
 from mixorder.report import RegionRecord, collect
 from mixorder.rewrite.rewrite import replace
-from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.device import MEASURED as H200
+from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import RowFacts, facts_of
 from mixorder.schedule.plan import Plan
 from mixorder.strategies import STRATEGIES, Strategy

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from mixorder.report import RegionRecord
 from mixorder.schedule import persistent
-from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.device import MEASURED as H200
+from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import RowFacts
 from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk
 from mixorder.strategies import Strategy

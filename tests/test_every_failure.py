@@ -36,7 +36,7 @@ from mixorder.planning import planning_with
 from mixorder.report import collect
 from mixorder.rewrite import joint as joint_module
 from mixorder.rewrite.graph_writer import GraphWriter
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.tune import tuner
 from mixorder.tune.search import Tuning
 from mixorder.tune.tuner import Problem, Tuned

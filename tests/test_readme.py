@@ -14,7 +14,7 @@ from mixorder.inductor.versions import TESTED, release
 from mixorder.options import Options, config_key
 from mixorder.schedule.cooperative import MAX_PARTS
 from mixorder.schedule.cooperative import choose as choose_shared
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.persistent import MAX_COLS
 from mixorder.schedule.predicted import LEAST_SAVED
 

@@ -24,7 +24,7 @@ from mixorder.errors import Decline, DeclineReason
 from mixorder.inductor import telemetry, versions
 from mixorder.options import Options
 from mixorder.report import Dump, RegionRecord, collect
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 
 FULL = ((512, 256), f32)
 SQUARE = ((256, 256), f32)

@@ -22,7 +22,7 @@ from mixorder import pipeline, strategies
 from mixorder.errors import Decline
 from mixorder.ir.verify import verify
 from mixorder.lowering.tile import lower_tile
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.predicted import Expected
 from mixorder.strategies import STRATEGIES, Strategy

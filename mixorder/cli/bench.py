@@ -33,7 +33,7 @@ examples:
 
 In the repository, tools/bench.py times the backward of norms, and tools/real_models.py whole models."""
 
-WARMUP, STEPS, MOST_DIFFERENT = 5, 30, 0.05
+STEPS = 30
 NO_GPU = (
     "this torch finds no GPU (`python -m mixorder explain` needs none; `python -m mixorder doctor` says why)"
 )
@@ -108,10 +108,11 @@ def measure(ways: Sequence[Way], example: Example, steps: int = STEPS) -> None:
         pairs = zip(gradients, expected, strict=True)
         way.difference = largest_error((a, b.double()) for a, b in pairs if a is not None and b is not None)
     del gradients, expected, pairs  # else they count as memory
-    for turn in range(WARMUP + steps):
+    warmup = 5
+    for turn in range(warmup + steps):
         for way, step in zip(ways, steppers, strict=True):
             ms = clock(step)
-            way.times += [ms] if turn >= WARMUP else []
+            way.times += [ms] if turn >= warmup else []
     for way, step in zip(ways, steppers, strict=True):
         way.peak = peak(step)
 
@@ -203,7 +204,7 @@ def versus_predicted(example: Example, options: dict[str, Any], dynamic: bool | 
 
 def judged(ways: Sequence[Way]) -> int:
     """The exit status: 0 if all gradients are stock's up to rounding; otherwise prints the difference."""
-    off = [w.name for w in ways[1:] if not w.difference < MOST_DIFFERENT]
+    off = [w.name for w in ways[1:] if not w.difference < 0.05]
     if off:
         print(f"\nFAILED: the gradients of {', '.join(off)} differ from stock's (a random op in the model?).")
     return int(bool(off))

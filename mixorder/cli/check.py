@@ -11,7 +11,6 @@ from mixorder.cli.factory import Example
 if TYPE_CHECKING:
     from mixorder.inspection.check import Checked
 
-SHOWN = 12
 SLOW = "Without a GPU the kernels run in Triton's interpreter, which is slow: use small inputs."
 
 
@@ -45,11 +44,12 @@ def text(result: Checked) -> str:
     from mixorder.inspection.table import filled, table
 
     rows = [["gradient of, or result", "dtype", "shape", "stock", "mixorder", "allowed"]]
-    for compared in result.compared[:SHOWN]:
+    shown = 12
+    for compared in result.compared[:shown]:
         shape = " x ".join(map(str, compared.shape)) or "a number"
         errors = [f"{error:.1e}" for error in (compared.stock, compared.ours, compared.allowed)]
         rows.append([compared.name, compared.dtype, shape, *errors])
-    more = len(result.compared) - SHOWN
+    more = len(result.compared) - shown
     lines = [
         filled(f"Errors of gradients and results: ||g - ref|| / ||ref||, ref from {result.reference}."),
         "stock: Inductor without mixorder.",

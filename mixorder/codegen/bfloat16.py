@@ -2,8 +2,7 @@
 
 Triton casts to bfloat16 one element at a time, by an instruction that a multiprocessor runs at an eighth of
 the rate of others. Where a value is rounded and computed with further, the instruction for two elements has
-both in a register, of which a shift and a mask give the two float32. H100, dGELU with mixed-order MXFP8,
-16384x4096: 183.6 us, so 179.1.
+both in a register, of which a shift and a mask give the two float32.
 """
 
 from __future__ import annotations

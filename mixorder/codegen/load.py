@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..inductor.kernels import load_module
-from ..inductor.launch_options import allow_early_launch, forbid_contraction, limit_registers
+from ..inductor.launch_options import compile_with
 from .source import KernelSource
 
 
@@ -36,12 +36,7 @@ def load_kernel(source: KernelSource) -> Any:
 def _loaded(source: KernelSource) -> Any:
     import triton
 
-    if source.waits:
-        allow_early_launch(source.name)
-    if source.exact:
-        forbid_contraction(source.name)
-    if source.registers:
-        limit_registers(source.name, source.registers)
+    compile_with(source.name, source.waits, source.exact, source.registers)
     config = triton.Config(
         dict(source.config.constants),
         num_warps=source.config.num_warps,

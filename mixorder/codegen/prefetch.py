@@ -1,9 +1,7 @@
 """Prefetch per-row values for the next iteration of the loop, where Triton would not.
 
 Triton prefetches what asynchronous copies can move, four bytes at least. Statistics in 16 bits would be
-loaded only when they are needed. With one program per multiprocessor, nothing hides that latency: LayerNorm
-in bf16 with statistics in bf16 takes 107.0 us at 8192x4096 on an H200, and 70.4 us with prefetched ones; at
-16384x2048 110.7 and 94.0 us.
+loaded only when they are needed. With one program per multiprocessor, nothing hides that latency.
 """
 
 from __future__ import annotations

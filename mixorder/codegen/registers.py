@@ -3,7 +3,7 @@
 A thread of a transposed store has several rows of each of its columns. Triton casts neighbours in registers
 two at a time, and these are neighbours along a row, so that each byte of a column is then picked out of a
 word by itself. Elements are therefore put in the order of the columns before the cast, which takes no
-instruction: it only renames registers. H100, 16384x4096: dGELU with mixed-order MXFP8 183.6 us, so 171.1.
+instruction: it only renames registers.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ result twice that is written where an operand lay, and in torch 2.11 it leaves o
 the first kernel of a backward, that of the loss, is often its peak, and all orders seem equal: RoBERTa's
 logits were copied, for a product, while all else was still saved, and the peak was 30% higher. It also takes
 an input that a launch writes to for free from there on, and kept a buffer for later that did not fit: 28.1 MB
-instead of 21.7 (two blocks of 1030 columns, H100). Graphs with our launches get an estimate without these
-errors.
+instead of 21.7 (two blocks of 1030 columns). Graphs with our launches get an estimate without these errors.
 
 Inductor counts a launch that writes over an input among the users of all that was computed from that input.
 So no kernel wrote its result over these: of two products, whose sum a launch read, all three were in memory
@@ -33,88 +32,78 @@ from torch._inductor import memory
 
 from .graphs import calls_graphs, our_kernel
 from .kernel_order import held_at, least, tensors
+from .wrapping import Function, during
 
 # The orders of a graph with launches of ours that Inductor compares.
 _tried: ContextVar[list[list[Any]] | None] = ContextVar("mixorder_tried_orders", default=None)
 
 
-def late(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def late(
+    original: Function,
+    nodes: list[Any],
+    buffers: Any,
+    fused: dict[str, Any],
+    given: Any,
+    results: Any,
+    *args: Any,
+) -> Any:
     """Wraps the function of Inductor's that orders a graph's kernels."""
-
-    def reorder_for_peak_memory(
-        nodes: list[Any], buffers: Any, fused: dict[str, Any], given: Any, results: Any, *args: Any
-    ) -> list[Any]:
-        if not any(map(launches_ours, nodes)):
-            return original(nodes, buffers, fused, given, results, *args)
-        groups = grouped(unpacked(sunk(nodes)))
-        inside = {member.get_name(): group for group in groups for member in group.get_nodes()}
-        tried: list[list[Any]] = []
-        token = _tried.set(tried)
-        try:
-            tried.append(original(groups, buffers, {**fused, **inside}, given, results, *args))
-        finally:
-            _tried.reset(token)
-        freed = memory.get_freeable_input_buf(groups, given)
-        timeline = memory.compute_memory_timeline(tried[-1], freed, results)[0]
-        libraries = {group for group in groups if any(map(_has_several, group.get_nodes()))}
-        order = least(tried, tensors(tried[-1], timeline), libraries)
-        flat = [member for node in order for member in (node.snodes if _is_group(node) else [node])]
-        # What Inductor noted of the groups' memory is noted of their parts, for the passes that follow.
-        memory.prepare_planning_info(flat, buffers, fused, given, results)
-        return flat
-
-    return reorder_for_peak_memory
+    if not any(map(launches_ours, nodes)):
+        return original(nodes, buffers, fused, given, results, *args)
+    groups = grouped(unpacked(sunk(nodes)))
+    inside = {member.get_name(): group for group in groups for member in group.get_nodes()}
+    tried: list[list[Any]] = []
+    with during(_tried, tried):
+        tried.append(original(groups, buffers, {**fused, **inside}, given, results, *args))
+    freed = memory.get_freeable_input_buf(groups, given)
+    timeline = memory.compute_memory_timeline(tried[-1], freed, results)[0]
+    libraries = {group for group in groups if any(map(_has_several, group.get_nodes()))}
+    order = least(tried, tensors(tried[-1], timeline), libraries)
+    flat = [member for node in order for member in (node.snodes if _is_group(node) else [node])]
+    # What Inductor noted of the groups' memory is noted of their parts, for the passes that follow.
+    memory.prepare_planning_info(flat, buffers, fused, given, results)
+    return flat
 
 
-def nothing_donated(is_on: Callable[[], bool], original: Callable[..., None]) -> Callable[..., None]:
+def nothing_donated(
+    is_on: Callable[[], bool], original: Function, self: Any, gm: Any, *args: Any, **kwargs: Any
+) -> None:
     """Wraps the constructor of Inductor's lowering of a graph. With mixorder, a graph that calls others, or
     that another one calls, is donated nothing (`calls_graphs`)."""
-
-    def __init__(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, gm, *args, **kwargs)
-        if is_on() and (hasattr(self, "parent") or calls_graphs(gm.graph)):
-            self.bw_donated_idxs = None
-
-    return __init__
+    original(self, gm, *args, **kwargs)
+    if is_on() and (hasattr(self, "parent") or calls_graphs(gm.graph)):
+        self.bw_donated_idxs = None
 
 
-def estimated(original: Callable[..., Any]) -> Callable[..., Any]:
+def estimated(original: Function, nodes: list[Any], *args: Any) -> Any:
     """Wraps the function of Inductor's that estimates what an order of kernels takes. Inductor also asks it
     whether a buffer may be kept until another of its size is made."""
-
-    def estimate_peak_memory(nodes: list[Any], *args: Any) -> tuple[int, list[int]]:
-        tried = _tried.get()
-        if tried is not None:
-            tried.append(nodes)
-        elif not any(map(launches_ours, nodes)):
-            return original(nodes, *args)
-        held = held_at(nodes, tensors(nodes, memory.compute_memory_timeline(nodes, *args)[0]))
-        # Nothing is kept across a library's kernel with several results, such as a convolution's backward or
-        # an attention's: these take memory that no estimate has.
-        most = max(held)
-        several = {i for i, node in enumerate(nodes) if _has_several(node)}
-        return most, [most if i in several else taken for i, taken in enumerate(held)]
-
-    return estimate_peak_memory
+    tried = _tried.get()
+    if tried is not None:
+        tried.append(nodes)
+    elif not any(map(launches_ours, nodes)):
+        return original(nodes, *args)
+    held = held_at(nodes, tensors(nodes, memory.compute_memory_timeline(nodes, *args)[0]))
+    # Nothing is kept across a library's kernel with several results, such as a convolution's backward or
+    # an attention's: these take memory that no estimate has.
+    most = max(held)
+    several = {i for i, node in enumerate(nodes) if _has_several(node)}
+    return most, [most if i in several else taken for i, taken in enumerate(held)]
 
 
-def in_place(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def in_place(original: Function, self: Any) -> None:
     """Wraps Inductor's method that decides which operand's memory a kernel's result takes. A launch that only
     has to come after a kernel, since it writes over what that one reads, is no user of its result."""
-
-    def decide_inplace_update(self: Any) -> None:
-        names = self.scheduler.name_to_buf
-        read = [names[dep.name] for dep in self.read_writes.reads if dep.name in names]
-        users = [buffer.users for buffer in read]
-        for buffer in read:
-            buffer.users = [u for u in buffer.users if not (u.is_weak and launches_ours(u.node))]
-        try:
-            original(self)
-        finally:
-            for buffer, before in zip(read, users, strict=True):
-                buffer.users = before
-
-    return decide_inplace_update
+    names = self.scheduler.name_to_buf
+    read = [names[dep.name] for dep in self.read_writes.reads if dep.name in names]
+    users = [buffer.users for buffer in read]
+    for buffer in read:
+        buffer.users = [u for u in buffer.users if not (u.is_weak and launches_ours(u.node))]
+    try:
+        original(self)
+    finally:
+        for buffer, before in zip(read, users, strict=True):
+            buffer.users = before
 
 
 def grouped(nodes: list[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.library import _scoped_library
@@ -40,11 +41,8 @@ def as_on_gpu() -> Iterator[None]:
     with _scoped_library("aten", "IMPL") as library:
         for op in _missing():
             library.impl(op, _in_float32(op), _KEY)
-        torch.autocast.__init__ = on_cpu  # type: ignore[method-assign]
-        try:
+        with mock.patch.object(torch.autocast, "__init__", on_cpu):
             yield
-        finally:
-            torch.autocast.__init__ = original  # type: ignore[method-assign]
 
 
 def _missing() -> Iterator[Any]:

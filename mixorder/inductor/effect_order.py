@@ -12,35 +12,29 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch._inductor.ir import ExternKernel, MultiOutput
 from torch.fx import Node
 
-from .graphs import our_kernel
+from .graphs import launches_ours
+from .wrapping import Function
 
 # Of each graph with a launch of ours that is being lowered: the buffers of its effects so far.
 _earlier: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
 
-def ordered(
-    loses_order: Callable[[Node], bool], original: Callable[[Any, Node], Any]
-) -> Callable[[Any, Node], Any]:
+def ordered(loses_order: Callable[[Node], bool], original: Function, self: Any, node: Node) -> Any:
     """Wraps Inductor's method that lowers a node: a node for which `loses_order` holds waits for all such
     before it."""
-
-    def run_node(self: Any, node: Node) -> Any:
-        before = len(self.operations)
-        result = original(self, node)
-        if loses_order(node) and any(our_kernel(n.kwargs.get("kernel_idx")) for n in node.graph.nodes):
-            _wait(self, self.operations[before:])
-        return result
-
-    return run_node
+    before = len(self.operations)
+    result = original(self, node)
+    if loses_order(node) and any(map(launches_ours, node.graph.nodes)):
+        _wait(self, self.operations[before:])
+    return result
 
 
 def _wait(lowering: Any, made: list[Any]) -> None:
     """Add what runs the node, among the operations that its lowering made, to the order. Loops compute its
     operands. An operation may be removed where nothing reads it, so that a chain would not do."""
-    from torch._inductor.ir import ExternKernel, MultiOutput
-
     earlier = _earlier.setdefault(lowering, [])
     for operation in made:
         if isinstance(operation, ExternKernel) and not isinstance(operation, MultiOutput):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._guards import TracingContext
@@ -16,7 +16,7 @@ from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshap
 from torch._inductor.virtualized import V
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from .graphs import LAUNCHES, is_stored_freely, is_view, mark_donated, readers, takes_stated_strides
+from .graphs import LAUNCHES, is_stored_freely, is_view, mark_donated
 from .tensors import FakeTensor, detect_fake_mode, is_dense
 
 __all__ = ["post_grad_passes", "with_graphs_inside"]
@@ -44,11 +44,8 @@ def decomposed_as_on_gpu() -> Iterator[None]:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         return _CalledGpu("cpu") if actual.type == "cpu" and caller.startswith(DECOMPOSITIONS) else actual
 
-    FakeTensor.device = property(device, original.__set__)  # type: ignore[assignment]
-    try:
+    with mock.patch.object(FakeTensor, "device", property(device, original.__set__)):
         yield
-    finally:
-        FakeTensor.device = original  # type: ignore[method-assign]
 
 
 def compile_with(inner_compile: InnerCompile, gm: GraphModule, inputs: Sequence[Any]) -> Any:
@@ -90,22 +87,11 @@ def with_strides(gm: GraphModule, inputs: Sequence[Any]) -> None:
         fake_tensor_prop(gm, inputs)
 
 
-Lay = Callable[[int], Sequence[int]]
-"""Gives an order of so many dims, from the largest stride to the smallest one."""
-
-lays: ContextVar[Lay | None] = ContextVar("mixorder_lays", default=None)
-"""How compiled graphs store what Inductor may store in any order; None: as they state."""
-
-
 def run_by_node(gm: GraphModule, called: Callable[[], object] = lambda: None) -> Callable[[list[Any]], Any]:
     """A callable that AOTAutograd accepts as a compiled graph. It calls `called`, then runs the graph
     node by node and frees its arguments."""
-    lay = lays.get()
     computed = [n for n in gm.graph.nodes if n.op == "call_function" and not is_view(n)]
     stride_orders = {node: order for node in computed if (order := _order(node.meta.get("val"))) is not None}
-    if lay is not None:
-        free = [n for n in stride_orders if is_stored_freely(n) and not any(map(_takes_strides, readers(n)))]
-        stride_orders |= {n: lay(len(stride_orders[n])) for n in free}
 
     def call(args: list[Any]) -> Any:
         called()
@@ -113,11 +99,6 @@ def run_by_node(gm: GraphModule, called: Callable[[], object] = lambda: None) ->
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
-
-
-def _takes_strides(node: Node) -> bool:
-    """Whether a node, other than a launch, takes what it reads in the strides that the graph states."""
-    return node.op == "output" or (takes_stated_strides(node.target) and node.target not in LAUNCHES)
 
 
 def _order(val: Any) -> Sequence[int] | None:

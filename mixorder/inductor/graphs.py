@@ -249,3 +249,8 @@ def our_kernel(index: object) -> Any:
     function = getattr(kernel, "fn", kernel)
     ours = str(getattr(function, "__name__", "")).startswith(mutation_cache.PREFIX)
     return function if ours else None
+
+
+def launches_ours(node: torch.fx.Node) -> bool:
+    """Whether a node launches a kernel of mixorder's."""
+    return our_kernel(node.kwargs.get("kernel_idx")) is not None

@@ -35,7 +35,7 @@ from . import (
 )
 from .config import NO_MIX_ORDER, without_autograd_cache
 from .fallback import Untouched
-from .wrapping import wrap
+from .wrapping import Function, wrap
 
 log = logging.getLogger(__name__)
 
@@ -133,12 +133,12 @@ def wrap_compile_fx(module: ModuleType, plugin: Plugin) -> None:
     `TORCHINDUCTOR_FX_COMPILE_MODE=SUBPROCESS` calls the former in a worker, which gets the options with the
     rest of the config. Its callers run in the parent, whose passes do not reach the worker.
     """
-    for path, wrapper_of in (
+    for path, wrapper in (
         ("_InProcessFxCompile.codegen_and_compile", _with_our_pass),
         ("compile_fx", _keep_options_for_backward),
         ("_recursive_joint_graph_passes", _with_marks),
     ):
-        if not wrap(module, path, functools.partial(wrapper_of, plugin)):
+        if not wrap(module, path, functools.partial(wrapper, plugin)):
             log.warning("mixorder stays off: this torch has no %s.%s", module.__name__, path)
 
 
@@ -150,7 +150,7 @@ def _wrap_inductor(plugin: Plugin) -> None:
     def is_on() -> bool:
         return bool(plugin.settings().enabled)
 
-    for name, path, wrapper_of in (
+    for name, path, wrapper in (
         ("memory", "reorder_for_peak_memory", allocation.late),
         ("memory", "estimate_peak_memory", allocation.estimated),
         ("scheduler", "BaseSchedulerNode.decide_inplace_update", allocation.in_place),
@@ -161,54 +161,60 @@ def _wrap_inductor(plugin: Plugin) -> None:
         ("tiling_utils", "extract_normalized_read_writes", tiling.by_names_in_loops),
         ("codegen.wrapper", "PythonWrapperCodegen.define_kernel", launch_options.defined),
     ):
-        wrap(importlib.import_module(f"torch._inductor.{name}"), path, wrapper_of)
+        wrap(importlib.import_module(f"torch._inductor.{name}"), path, wrapper)
 
 
-def _lowered(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
+def _lowered(plugin: Plugin, original: Function, self: Any, node: torch.fx.Node) -> Any:
     """Wraps Inductor's method that lowers a node."""
-    return joined.joined(viewed.settled(effect_order.ordered(plugin.loses_order, original)))
+    ordered = functools.partial(effect_order.ordered, plugin.loses_order, original)
+    return joined.joined(functools.partial(viewed.settled, ordered), self, node)
 
 
-def _with_our_pass(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_our_pass(
+    plugin: Plugin, original: Function, self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any
+) -> Any:
     """Compile one graph with mixorder's pass after the user's, without Inductor's own mix-order reduction. If
     Inductor cannot compile the rewritten graph, compile the original one."""
-
-    def codegen_and_compile(self: Any, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        settings: Settings = plugin.settings()
-        if not settings.enabled or _stays_off():
+    settings: Settings = plugin.settings()
+    if not settings.enabled or _stays_off():
+        return original(self, gm, *args, **kwargs)
+    _wrap_inductor(plugin)
+    ours, untouched = MixOrderPass(plugin), Untouched(gm)
+    passes = versions.append_graph_pass(config.post_grad_custom_post_pass, ours)
+    try:
+        with config.patch({"post_grad_custom_post_pass": passes, **NO_MIX_ORDER}):
             return original(self, gm, *args, **kwargs)
-        _wrap_inductor(plugin)
-        ours, untouched = MixOrderPass(plugin), Untouched(gm)
-        passes = versions.append_graph_pass(config.post_grad_custom_post_pass, ours)
-        try:
-            with config.patch({"post_grad_custom_post_pass": passes, **NO_MIX_ORDER}):
-                return original(self, gm, *args, **kwargs)
-        except Exception as error:
-            if settings.strict or not ours.fused:
-                raise
-            untouched.restore()
-            plugin.given_back(ours.fused, error)
-        with config.patch(NO_MIX_ORDER):
-            return original(self, gm, *args, **kwargs)
-
-    return codegen_and_compile
+    except Exception as error:
+        if settings.strict or not ours.fused:
+            raise
+        untouched.restore()
+        plugin.given_back(ours.fused, error)
+    with config.patch(NO_MIX_ORDER):
+        return original(self, gm, *args, **kwargs)
 
 
-def _with_marks(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_marks(
+    plugin: Plugin, original: Function, gm: torch.fx.GraphModule, *args: Any, **kwargs: Any
+) -> torch.fx.GraphModule:
     """Mark what forward and backward have to agree on. Only here are both in one graph: a mark on a node is
     copied into each, and the partitioner follows marks of what is to be saved."""
-
-    def joint_graph_passes(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
-        result: torch.fx.GraphModule = original(gm, *args, **kwargs)
-        settings: Settings = plugin.settings()
-        if settings.enabled and not _stays_off() and plugin.mark(result.graph, settings):
-            result.recompile()
-        return result
-
-    return joint_graph_passes
+    result: torch.fx.GraphModule = original(gm, *args, **kwargs)
+    settings: Settings = plugin.settings()
+    if settings.enabled and not _stays_off() and plugin.mark(result.graph, settings):
+        result.recompile()
+    return result
 
 
-def _keep_options_for_backward(plugin: Plugin, original: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_options_for_backward(
+    plugin: Plugin,
+    original: Function,
+    model_: Any,
+    example_inputs_: Any,
+    inner_compile: Function | None = None,
+    config_patches: dict[str, Any] | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Compile the backward with the options of its forward.
 
     The backward is compiled at its first call, when a `config.patch` around the forward may have ended.
@@ -217,35 +223,25 @@ def _keep_options_for_backward(plugin: Plugin, original: Callable[..., Any]) -> 
     compiled with mixorder off under a key that says on.
     """
     default_inner = inspect.signature(original).parameters["inner_compile"].default
+    inner_compile = inner_compile or default_inner
+    with config.patch(config_patches or {}):
+        settings: Settings = plugin.settings()
+    if config_patches and not settings.enabled:
+        _say_what_does_nothing(settings, config_patches)
+    caches: Any = contextlib.nullcontext()
+    if inner_compile is default_inner and _to_interpret(settings, example_inputs_):
+        from .interpreter import inner_compile_of
 
-    def compile_fx(
-        model_: Any,
-        example_inputs_: Any,
-        inner_compile: Callable[..., Any] = default_inner,
-        config_patches: dict[str, Any] | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        with config.patch(config_patches or {}):
-            settings: Settings = plugin.settings()
-        if config_patches and not settings.enabled:
-            _say_what_does_nothing(settings, config_patches)
-        caches: Any = contextlib.nullcontext()
-        if inner_compile is default_inner and _to_interpret(settings, example_inputs_):
-            from .interpreter import inner_compile_of
-
-            inner_compile = inner_compile_of(lambda graph: plugin.run(graph, settings), plugin.assembly)
-            caches = without_autograd_cache()
-        # Torch applies config_patches, and calls this function again without them.
-        if settings.enabled and not config_patches:
-            inner_compile = _with_settings(settings, inner_compile)
-        with caches:
-            return original(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
-
-    return compile_fx
+        inner_compile = inner_compile_of(lambda graph: plugin.run(graph, settings), plugin.assembly)
+        caches = without_autograd_cache()
+    # Torch applies config_patches, and calls this function again without them.
+    if settings.enabled and not config_patches:
+        inner_compile = _with_settings(settings, inner_compile)
+    with caches:
+        return original(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
 
 
-def _with_settings(settings: Settings, inner_compile: Callable[..., Any]) -> Callable[..., Any]:
+def _with_settings(settings: Settings, inner_compile: Function) -> Function:
     """Compile each graph with a compile's options, and under a key that says which inputs are donated."""
 
     @functools.wraps(inner_compile)

@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule
 
 from . import frontend, versions
 from .config import inductor_config
+from .wrapping import Function, wrap
 
 Pass = Callable[[Graph], object]
 Assembly = Callable[[str, list[Any]], list[Any] | None]
@@ -37,15 +38,25 @@ def backend(ours: Pass | None, assembly: Assembly) -> Callable[..., Any]:
 
 def prepare(assembly: Assembly) -> None:
     """Patch into Triton's interpreter what mixorder's kernels need and it lacks. Idempotent."""
-    _map_libdevice()
-    _map_inline_asm(assembly)
-    _round_as_a_gpu()
-    _keep_truth()
-    _invert_unsigned()
-    _count_by_one_element()
-    _leave_out_overflow_checks()
-    _patch_language_once()
-    _reduce_by_halves()
+    from torch._inductor.runtime import triton_helpers
+    from triton.runtime import interpreter
+
+    # Generated kernels import `libdevice` from Inductor's helpers.
+    triton_helpers.libdevice = _NumpyLibdevice()
+    # Compiled kernels have no overflow checks; they take a fifth of the interpreter's time.
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    for path, wrapper in (
+        ("InterpreterBuilder.create_inline_asm", functools.partial(_inline_asm, assembly)),
+        ("InterpreterBuilder.cast_impl", _cast_as_a_gpu),
+        ("InterpreterBuilder.create_fp_to_fp", _cast_as_a_gpu),
+        ("InterpreterBuilder.create_splat", _splat),
+        ("InterpreterBuilder.get_all_ones_value", _all_ones),
+        ("ReduceOps.generic_reduce", _reduce_by_halves),
+        ("_patch_lang_tensor", _patch_tensor),
+        ("_patch_lang", _patch_language_once),
+    ):
+        wrap(interpreter, path, wrapper)
 
 
 def inner_compile_of(ours: Pass | None, assembly: Assembly) -> frontend.InnerCompile:
@@ -72,7 +83,6 @@ class _NumpyLibdevice:
 
     _NUMPY_NAMES = {
         "nearbyint": "rint",
-        "rint": "rint",
         "llrint": "rint",
         "pow": "power",
         "fabs": "abs",
@@ -102,43 +112,37 @@ class _NumpyLibdevice:
         return call
 
 
-def _map_libdevice() -> None:
-    """Generated kernels import `libdevice` from Inductor's helpers: replace it by an interpretable one."""
-    from torch._inductor.runtime import triton_helpers
-
-    triton_helpers.libdevice = _NumpyLibdevice()
-
-
-@functools.cache
-def _map_inline_asm(assembly: Assembly) -> None:
+def _inline_asm(
+    assembly: Assembly,
+    original: Function,
+    self: Any,
+    text: str,
+    constraints: str,
+    values: list[Any],
+    types: list[Any],
+    pure: bool,
+    pack: int,
+) -> Any:
     """Triton's interpreter has no inline assembly: add the few pieces that mixorder's kernels use."""
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+    from triton.runtime.interpreter import TensorHandle
 
-    original = InterpreterBuilder.create_inline_asm
-
-    def create_inline_asm(
-        self: Any, text: str, constraints: str, values: list[Any], types: list[Any], pure: bool, pack: int
-    ) -> Any:
-        results = assembly(text, [v.data for v in values])
-        if results is None:
-            return original(self, text, constraints, values, types, pure, pack)
-        if any(v.data.ndim and v.data.size % pack for v in values):  # as Triton's verifier asks
-            raise ValueError(f"elements are no multiple of the {pack} that a call has: {text}")
-        handles = [TensorHandle(r, t.scalar) for r, t in zip(results, types, strict=True)]
-        return types_module.SimpleNamespace(get_result=handles.__getitem__)
-
-    InterpreterBuilder.create_inline_asm = create_inline_asm
+    results = assembly(text, [v.data for v in values])
+    if results is None:
+        return original(self, text, constraints, values, types, pure, pack)
+    if any(v.data.ndim and v.data.size % pack for v in values):  # as Triton's verifier asks
+        raise ValueError(f"elements are no multiple of the {pack} that a call has: {text}")
+    handles = [TensorHandle(r, t.scalar) for r, t in zip(results, types, strict=True)]
+    return types_module.SimpleNamespace(get_result=handles.__getitem__)
 
 
-@functools.cache
-def _round_as_a_gpu() -> None:
+def _cast_as_a_gpu(original: Function, self: Any, src: Any, dst_type: Any, *mode: Any) -> Any:
     """Cast between bfloat16 or fp8 and other floats as torch does, but what is beyond the range of fp8 to the
     largest number, as GPUs with instructions for fp8 do. The interpreter (triton 3.7) truncates to bfloat16,
     and loses the carry where rounding to fp8 reaches the next power of two. It reads NaN and infinity of fp8
     as numbers, has no cast between fp8 and float64, and gives other values for subnormal bfloat16."""
     import numpy
     import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+    from triton.runtime.interpreter import TensorHandle
 
     narrow = {
         tl.bfloat16: torch.bfloat16,
@@ -146,130 +150,84 @@ def _round_as_a_gpu() -> None:
         tl.float8e5: torch.float8_e5m2,
     }
     floats = {**narrow, tl.float16: torch.float16, tl.float32: torch.float32, tl.float64: torch.float64}
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def cast(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype, *mode: Any) -> Any:
-            source, target = src.dtype.scalar, dst_type.scalar
-            if not {source, target} & {*narrow} or not {source, target} <= {*floats}:
-                return original(self, src, dst_type, *mode)
-            values = torch.from_numpy(numpy.array(src.data))
-            if source in narrow:
-                values = values.view(narrow[source]).to(torch.float32)
-            dtype = floats[target]
-            if dtype.itemsize == 1:  # clamp keeps NaN
-                values = values.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-            values = values.to(dtype)
-            if target in narrow:
-                values = values.view(torch.uint8 if dtype.itemsize == 1 else torch.uint16)
-            return TensorHandle(values.numpy(), target)
-
-        return cast
-
-    InterpreterBuilder.cast_impl = wrap(InterpreterBuilder.cast_impl)
-    InterpreterBuilder.create_fp_to_fp = wrap(InterpreterBuilder.create_fp_to_fp)
+    source, target = src.dtype.scalar, dst_type.scalar
+    if not {source, target} & {*narrow} or not {source, target} <= {*floats}:
+        return original(self, src, dst_type, *mode)
+    values = torch.from_numpy(numpy.array(src.data))
+    if source in narrow:
+        values = values.view(narrow[source]).to(torch.float32)
+    dtype = floats[target]
+    if dtype.itemsize == 1:  # clamp keeps NaN
+        values = values.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+    values = values.to(dtype)
+    if target in narrow:
+        values = values.view(torch.uint8 if dtype.itemsize == 1 else torch.uint16)
+    return TensorHandle(values.numpy(), target)
 
 
-@functools.cache
-def _keep_truth() -> None:
+def _splat(original: Function, self: Any, ret_ty: Any, arg: Any) -> Any:
     """Keep the bool dtype of a scalar comparison that is broadcast to a tile: the interpreter turns it into
     an integer, which triton 3.9 does not accept as a mask."""
-    import numpy
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    original = InterpreterBuilder.create_splat
-
-    def create_splat(self: InterpreterBuilder, ret_ty: Any, arg: Any) -> Any:
-        result = original(self, ret_ty, arg)
-        if arg.data.dtype == numpy.bool_:
-            result.data = result.data.astype(numpy.bool_)
-        return result
-
-    InterpreterBuilder.create_splat = create_splat
+    result = original(self, ret_ty, arg)
+    if arg.data.dtype == bool:
+        result.data = result.data.astype(bool)
+    return result
 
 
-@functools.cache
-def _invert_unsigned() -> None:
+def _all_ones(original: Function, self: Any, of: Any) -> Any:
     """Return the largest value for "all ones" of an unsigned integer: NumPy 2 does not accept -1 for it."""
     import numpy
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
+    from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
-    original = InterpreterBuilder.get_all_ones_value
-
-    def get_all_ones_value(self: InterpreterBuilder, of: Any) -> Any:
-        dtype = _get_np_dtype(of)
-        if not numpy.issubdtype(dtype, numpy.unsignedinteger):
-            return original(self, of)
-        return TensorHandle(numpy.full(1, numpy.iinfo(dtype).max, dtype), of.scalar)
-
-    InterpreterBuilder.get_all_ones_value = get_all_ones_value
+    dtype = _get_np_dtype(of)
+    if not numpy.issubdtype(dtype, numpy.unsignedinteger):
+        return original(self, of)
+    return TensorHandle(numpy.full(1, numpy.iinfo(dtype).max, dtype), of.scalar)
 
 
-@functools.cache
-def _count_by_one_element() -> None:
+def _patch_tensor(original: Function, tensor: Any, scope: Any) -> None:
     """Convert loop bounds to int: they are arrays of one element, which NumPy 2.4 no longer converts."""
-    from triton.runtime import interpreter
-
-    original = interpreter._patch_lang_tensor
-
-    def patch(tensor: Any, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch
+    original(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
-def _leave_out_overflow_checks() -> None:
-    """Compiled kernels have no overflow checks; they take a fifth of the interpreter's time."""
-    from triton.runtime.interpreter import interpreter_builder as builder
-
-    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
-
-
-@functools.cache
-def _patch_language_once() -> None:
+def _patch_language_once(original: Function, function: Any) -> Any:
     """Replace the builtins of `triton.language` only once. The interpreter does so at every call of a jitted
     function from a kernel (triton 3.6 to 3.9), which is half the time of small kernels."""
     import triton.language as tl
-    from triton.runtime import interpreter
 
-    original = interpreter._patch_lang
-
-    @functools.cache
-    def languages(function: Callable[..., Any]) -> list[Any]:
-        return [lang for lang in (tl, tl.core) if any(lang is v for v in function.__globals__.values())]
-
-    def patch(function: Callable[..., Any]) -> Any:
-        if any(tl.core.is_builtin(lang.load) for lang in languages(function)):
-            return original(function)
-        return types_module.SimpleNamespace(restore=lambda: None)
-
-    interpreter._patch_lang = patch
+    if any(tl.core.is_builtin(lang.load) for lang in _languages(function)):
+        return original(function)
+    return types_module.SimpleNamespace(restore=lambda: None)
 
 
 @functools.cache
-def _reduce_by_halves() -> None:
+def _languages(function: Any) -> list[Any]:
+    """The modules of the language that a kernel's module names."""
+    import triton.language as tl
+
+    return [lang for lang in (tl, tl.core) if any(lang is v for v in function.__globals__.values())]
+
+
+def _reduce_by_halves(_: Function, self: Any, inputs: tuple[Any, ...]) -> list[Any]:
     """Reduce with a custom combine function in a tree of neighbouring pairs, all pairs at once: the
     interpreter calls it for one element after the other."""
     import numpy
     import triton.language as tl
-    from triton.runtime.interpreter import ReduceOps
 
-    def generic_reduce(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
-        rank = inputs[0].handle.data.ndim
-        values, axis = self.unravel(inputs, self.axis)
-        dtypes = [value.dtype for value in values]
-        elements = [numpy.moveaxis(value.handle.data, axis, 0) for value in values]
-        while len(elements[0]) > 1:
-            assert len(elements[0]) % 2 == 0
-            pairs = [array[side::2] for side in (0, 1) for array in elements]
-            operands = [self.to_tensor(d, t) for d, t in zip(pairs, dtypes * 2, strict=True)]
-            result = self.combine_fn.fn(*operands)
-            results = result if isinstance(result, (tuple, tl.tuple)) else (result,)
-            elements = [r.handle.data for r in results]
-        joined = [array[0] for array in elements]
-        if self.keep_dims:
-            kept = range(rank) if self.axis is None else axis
-            joined = [numpy.expand_dims(data, kept) for data in joined]
-        return [self.to_tensor(d, t) for d, t in zip(joined, dtypes, strict=True)]
-
-    ReduceOps.generic_reduce = generic_reduce
+    rank = inputs[0].handle.data.ndim
+    values, axis = self.unravel(inputs, self.axis)
+    dtypes = [value.dtype for value in values]
+    elements = [numpy.moveaxis(value.handle.data, axis, 0) for value in values]
+    while len(elements[0]) > 1:
+        assert len(elements[0]) % 2 == 0
+        pairs = [array[side::2] for side in (0, 1) for array in elements]
+        operands = [self.to_tensor(d, t) for d, t in zip(pairs, dtypes * 2, strict=True)]
+        result = self.combine_fn.fn(*operands)
+        results = result if isinstance(result, (tuple, tl.tuple)) else (result,)
+        elements = [r.handle.data for r in results]
+    joined = [array[0] for array in elements]
+    if self.keep_dims:
+        kept = range(rank) if self.axis is None else axis
+        joined = [numpy.expand_dims(data, kept) for data in joined]
+    return [self.to_tensor(d, t) for d, t in zip(joined, dtypes, strict=True)]

@@ -7,15 +7,16 @@ those of its place becomes a view as well: nothing but the launch and the `cat` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._inductor import ir
 from torch.fx import Node
 
-from .graphs import our_kernel
+from .graphs import is_view, launches_ours
+from .wrapping import Function, during
 
 aten = torch.ops.aten
 
@@ -23,71 +24,51 @@ aten = torch.ops.aten
 _written: ContextVar[tuple[tuple[Any, Node], ...]] = ContextVar("mixorder_written", default=())
 
 
-def joined(original: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
+def joined(original: Function, self: Any, node: Node) -> Any:
     """Wraps Inductor's method that lowers a node."""
-
-    def run_node(self: Any, node: Node) -> Any:
-        if node.target is not aten.cat.default:
-            return original(self, node)
-        token = _written.set(tuple(_launched(self, node)))
-        try:
-            return original(self, node)
-        finally:
-            _written.reset(token)
-
-    return run_node
+    if node.target is not aten.cat.default:
+        return original(self, node)
+    with during(_written, tuple(_launched(self, node))):
+        return original(self, node)
 
 
-def realized(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function of Inductor's that has an operand of a `cat` written to its place."""
-
-    def realize_into(source: Any, place: Any, *alias: Any, **may_alias: Any) -> Any:  # the latter: 2.15
-        from torch._inductor import ir
-
-        buffer, node = _operand(source)
-        if node is None or not isinstance(place, ir.ReinterpretView) or not _is_there(node, place.layout):
-            return original(source, place, *alias, **may_alias)
-        buffer_layout = buffer.layout
-        there = ir.FixedLayout(
-            buffer_layout.device,
-            buffer_layout.dtype,
-            buffer_layout.size,
-            buffer_layout.stride,
-            place.layout.offset,
-        )
-        layout = ir.NonOwningLayout(ir.ReinterpretView(data=place.data, layout=there))
-        if not layout.maybe_guard_aligned():  # the kernel is for results that start at a boundary
-            return original(source, place, *alias, **may_alias)
-        buffer.layout = layout
-        return buffer
-
-    return realize_into
+def realized(original: Function, source: Any, place: Any, *alias: Any, **may_alias: Any) -> Any:
+    """Wraps the function of Inductor's that has an operand of a `cat` written to its place; 2.15 says in
+    `may_alias` whether it may be a view."""
+    buffer, node = _operand(source)
+    if node is None or not isinstance(place, ir.ReinterpretView) or not _is_there(node, place.layout):
+        return original(source, place, *alias, **may_alias)
+    buffer_layout = buffer.layout
+    there = ir.FixedLayout(
+        buffer_layout.device,
+        buffer_layout.dtype,
+        buffer_layout.size,
+        buffer_layout.stride,
+        place.layout.offset,
+    )
+    layout = ir.NonOwningLayout(ir.ReinterpretView(data=place.data, layout=there))
+    if not layout.maybe_guard_aligned():  # the kernel is for results that start at a boundary
+        return original(source, place, *alias, **may_alias)
+    buffer.layout = layout
+    return buffer
 
 
-def needs_no_copy(original: Callable[..., Any]) -> Callable[..., Any]:
+def needs_no_copy(original: Function, source: Any, *place: Any) -> Any:
     """Wraps the function of Inductor's that says whether an operand can be written to its place. It is asked
     without the place first, to choose between loops over the whole and loops for each operand."""
-
-    def can_realize_into_without_copy(source: Any, *place: Any) -> Any:
-        return (not place and _operand(source)[1] is not None) or original(source, *place)
-
-    return can_realize_into_without_copy
+    return (not place and _operand(source)[1] is not None) or original(source, *place)
 
 
 def _launched(lowering: Any, cat: Node) -> Iterator[tuple[Any, Node]]:
     operands: Any = cat.args[0]
     for operand in operands:
         user, node = cat, operand
-        while _is_view(node) and list(node.users) == [user]:
+        while is_view(node) and list(node.users) == [user]:
             user, node = node, node.args[0]
-        readers = [u for u in node.users if our_kernel(u.kwargs.get("kernel_idx")) is None]
+        readers = [u for u in node.users if not launches_ours(u)]
         is_written = node.target is aten.empty_strided.default and len(readers) < len(node.users)
         if is_written and readers == [user] and operands.count(operand) == 1:
             yield _buffer(lowering.env[operand]), operand
-
-
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def _operand(source: Any) -> tuple[Any, Node | None]:
@@ -98,8 +79,6 @@ def _operand(source: Any) -> tuple[Any, Node | None]:
 
 def _buffer(value: Any) -> Any:
     """The buffer behind boxes and views."""
-    from torch._inductor import ir
-
     while isinstance(value, (ir.MutableBox, ir.BaseView)):
         value = value.data if isinstance(value, ir.MutableBox) else value.unwrap_view()
     return value

@@ -13,13 +13,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
 
-MOVES = 64  # so many orders are tried in vain in a round
-ROUNDS = 64
-NEAR = 1.001  # of the lowest peak: estimates that count as equal
-# Of the lowest peak: orders that are lowered. Of a graph of 534 nodes, all took 2.8 s, these 1.6.
-PROMISING = 1.02
-HIGHEST = 8  # so many steps that take most are compared, as layers of a model often take the same
-
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
@@ -77,38 +70,40 @@ def _written_over(buffer: Any, over: Mapping[str, Sequence[Any]]) -> Iterator[An
 def least(
     orders: Iterable[Sequence[Any]], held: Sequence[Tensor], libraries: Collection[Any] = ()
 ) -> list[Any]:
-    """Of several orders of the same kernels, the promising ones lowered, the one with the lowest peak; of
-    equal ones that which holds least while `libraries` run, then over all steps. Libraries take memory that
-    no estimate has, such as a convolution's backward or an attention's, and find it where less is held.
+    """Of several orders of the same kernels, those within 2% of the lowest peak lowered, the one with the
+    lowest peak; of equal ones, within 0.1%, that which holds least while `libraries` run, then over all
+    steps. Libraries take memory that no estimate has, such as a convolution's backward or an attention's, and
+    find it where less is held.
     """
 
     def most(order: Sequence[Any], taken: Sequence[int]) -> tuple[int, int]:
         return sum(size for node, size in zip(order, taken, strict=False) if node in libraries), sum(taken)
 
     peaks = {order: max(held_at(order, held)) for order in map(tuple, orders)}
-    promising = [order for order, peak in peaks.items() if peak <= PROMISING * min(peaks.values())]
+    promising = [order for order, peak in peaks.items() if peak <= 1.02 * min(peaks.values())]
     candidates = [(order, held_at(order, held)) for order in (lowered(nodes, held) for nodes in promising)]
     lowest = min(max(taken) for _, taken in candidates)
     return min(
-        (candidate for candidate in candidates if max(candidate[1]) <= NEAR * lowest),
+        (candidate for candidate in candidates if max(candidate[1]) <= 1.001 * lowest),
         key=lambda candidate: most(*candidate),
     )[0]
 
 
 def lowered(nodes: Sequence[Any], held: Sequence[Tensor]) -> list[Any]:
     """The kernels in an order that takes no more memory at the peak than the one given."""
-    order = list(nodes)
+    order, most = list(nodes), 64  # rounds, and orders that are tried in vain in each
     best = held_at(order, held)
-    for _ in range(ROUNDS):
+    for _ in range(most):
         before, vain = order, 0
         peaks = [node for node, taken in zip(order, best, strict=False) if taken == max(best)]
         for node, late, peak in chain.from_iterable(_moves(order, held, peak) for peak in peaks):
             if (candidate := _moved(order, node, late, peak)) is None:
                 continue
             now = held_at(candidate, held)
-            if sorted(now, reverse=True)[:HIGHEST] < sorted(best, reverse=True)[:HIGHEST]:
+            # Layers of a model often take the same: the steps that take most are compared.
+            if sorted(now, reverse=True)[:8] < sorted(best, reverse=True)[:8]:
                 order, best = candidate, now
-            elif (vain := vain + 1) == MOVES:
+            elif (vain := vain + 1) == most:
                 break
         if order is before:
             break

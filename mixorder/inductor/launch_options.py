@@ -14,71 +14,56 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from . import versions
 from .config import emulates_precision_casts
 from .mutation_cache import PREFIX
-from .wrapping import wrap
+from .wrapping import Function, wrap
 
 LIMIT = "maxnreg"  # Triton's option, for CUDA alone
-# With a limit of these, a kernel that spills more than so many words of 4 bytes is compiled again with the
-# next one, and with none after the last.
+# With a limit of these, a kernel that spills many registers is compiled again with the next one, and with
+# none after the last.
 LARGER = {72: 96, 96: 112, 112: 0}
-MOST_SPILLED = 12
 
 # Processes that compile kernels run a kernel's definition. Where torch does not load plugins, nothing else
 # would wrap what hands the limit on to Triton. A kernel may come from a cache when mixorder has gone.
 _WRAPPED_THERE = "try:\n    import mixorder\nexcept ImportError:\n    pass\n\n\n"
 
-# Names of kernels; each has a hash of the kernel's text.
-_waiting: set[str] = set()
-_exact: set[str] = set()
-_registers: dict[str, int] = {}
+# By the names of kernels; each has a hash of the kernel's text.
+_options: dict[str, dict[str, Any]] = {}
 
 
-def allow_early_launch(name: str) -> None:
-    """Allow programmatic dependent launch of a kernel: its code waits for the kernel before it.
+def compile_with(name: str, waits: bool, exact: bool, registers: int) -> None:
+    """Compile a kernel for programmatic dependent launch, if its code `waits` for the kernel before it; if
+    `exact`, with products and sums as they stand, each of which is rounded; and so that a thread has at most
+    so many `registers`, if that is not 0.
 
     Must be called in the process that compiles the graph, before Inductor writes the kernel's definition.
     """
-    _waiting.add(name)
+    _options[name] = {"launch_pdl": waits, "enable_fp_fusion": not exact, LIMIT: registers}
 
 
-def forbid_contraction(name: str) -> None:
-    """Compile a kernel's products and sums as they stand: each is rounded. To be called as the other is."""
-    _exact.add(name)
-
-
-def limit_registers(name: str, most: int) -> None:
-    """Compile a kernel so that a thread has at most so many registers. To be called as the others are."""
-    _registers[name] = most
-
-
-def defined(original: Callable[..., Any]) -> Callable[..., Any]:
+def defined(
+    original: Function, self: Any, kernel_name: str, kernel_body: str, *args: Any, **kwargs: Any
+) -> Any:
     """Wraps Inductor's method that writes a kernel's definition."""
-
-    def define_kernel(self: Any, kernel_name: str, kernel_body: str, *args: Any, **kwargs: Any) -> Any:
-        if kernel_name.startswith(PREFIX) and (meta := _meta(kernel_name)):
-            kernel_body = re.sub(r"\btriton_meta=\{", rf"\g<0>{meta}", kernel_body, count=1)
-            if f"'{LIMIT}'" in meta:
-                kernel_body = re.sub(r"(?m)^(?=@triton_heuristics\b)", _WRAPPED_THERE, kernel_body, count=1)
-        return original(self, kernel_name, kernel_body, *args, **kwargs)
-
-    return define_kernel
+    if kernel_name.startswith(PREFIX) and (meta := _meta(kernel_name)):
+        kernel_body = re.sub(r"\btriton_meta=\{", rf"\g<0>{meta}", kernel_body, count=1)
+        if f"'{LIMIT}'" in meta:
+            kernel_body = re.sub(r"(?m)^(?=@triton_heuristics\b)", _WRAPPED_THERE, kernel_body, count=1)
+    return original(self, kernel_name, kernel_body, *args, **kwargs)
 
 
 def _meta(kernel_name: str) -> str:
     """Entries of `triton_meta`, as text. Inductor appends a number to a kernel's own name."""
-    names = (kernel_name, kernel_name.rpartition("_")[0])
-    early = "'launch_pdl': True, " if not _waiting.isdisjoint(names) else ""
+    options = _options.get(kernel_name) or _options.get(kernel_name.rpartition("_")[0], {})
     # A product in bfloat16 that is added in bfloat16 would become one instruction on sm_90.
-    no_fma = emulates_precision_casts() or not _exact.isdisjoint(names)
-    most = max(_registers.get(name, 0) for name in names)
-    limit = f"'{LIMIT}': {most}, " if most else ""
-    return early + ("'enable_fp_fusion': False, " if no_fma else "") + limit
+    options = options | ({"enable_fp_fusion": False} if emulates_precision_casts() else {})
+    default = {"launch_pdl": False, "enable_fp_fusion": True, LIMIT: 0}
+    chosen = (name for name, value in default.items() if options.get(name, value) != value)
+    return "".join(f"{name!r}: {options[name]!r}, " for name in chosen)
 
 
 def fit(module: ModuleType) -> None:
@@ -89,41 +74,31 @@ def fit(module: ModuleType) -> None:
     wrap(module, "CachingAutotuner._make_launchers", _loaded if less else _loaded_with_fewer_stages)
 
 
-def _with_a_limit(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def _with_a_limit(original: Function, self: Any, cfg: Any, compile_meta: dict[str, Any]) -> dict[str, Any]:
     """Hand a limit on registers on to Triton."""
-
-    def _create_compile_options(self: Any, cfg: Any, compile_meta: dict[str, Any]) -> dict[str, Any]:
-        options = original(self, cfg, compile_meta)
-        if compile_meta.get(LIMIT) and compile_meta.get("device_type") == "cuda":
-            options[LIMIT] = compile_meta[LIMIT]
-        return options
-
-    return _create_compile_options
+    options: dict[str, Any] = original(self, cfg, compile_meta)
+    if compile_meta.get(LIMIT) and compile_meta.get("device_type") == "cuda":
+        options[LIMIT] = compile_meta[LIMIT]
+    return options
 
 
-def _loaded(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _loaded(original: Function, self: Any) -> None:
     """Compile a kernel of mixorder's with more registers as long as it spills many."""
-
-    def _make_launchers(self: Any) -> None:
+    original(self)
+    while _is_ours(self) and (limit := self.triton_meta.get(LIMIT, 0)) in LARGER:
+        # Words of 4 bytes.
+        if max((getattr(launcher, "n_spills", 0) or 0 for launcher in self.launchers), default=0) <= 12:
+            return
+        self.triton_meta[LIMIT] = LARGER[limit]
+        _recompile(self, self.compile_results[-1].config)
+        self.launchers = []
         original(self)
-        while _is_ours(self) and (limit := self.triton_meta.get(LIMIT, 0)) in LARGER:
-            if (
-                max((getattr(launcher, "n_spills", 0) or 0 for launcher in self.launchers), default=0)
-                <= MOST_SPILLED
-            ):
-                return
-            self.triton_meta[LIMIT] = LARGER[limit]
-            _recompile(self, self.compile_results[-1].config)
-            self.launchers = []
-            original(self)
-
-    return _make_launchers
 
 
-def _loaded_with_fewer_stages(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _loaded_with_fewer_stages(original: Function, self: Any) -> None:
     """The same, and compile with one stage less as long as it asks for too much shared memory."""
 
-    def fitting(self: Any) -> None:
+    def fitting(self: Any) -> Any:
         while True:
             try:
                 return original(self)
@@ -137,7 +112,7 @@ def _loaded_with_fewer_stages(original: Callable[[Any], None]) -> Callable[[Any]
                 fewer.kwargs["NUM_STAGES"] = fewer.num_stages
             _recompile(self, fewer)
 
-    return _loaded(fitting)
+    _loaded(fitting, self)
 
 
 def _is_ours(tuner: Any) -> bool:

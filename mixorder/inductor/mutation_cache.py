@@ -11,7 +11,8 @@ mixorder's kernels are analysed before the graph is changed, and the result is c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping
+import functools
+from collections.abc import Hashable, Mapping
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from .versions import mutation_analysis
-from .wrapping import wrap
+from .wrapping import Function, during, wrap
 
 PREFIX = "triton_mixorder_"  # of the names of mixorder's kernels
 _refusal: ContextVar[Exception | None] = ContextVar("mixorder_refusal", default=None)
@@ -32,7 +33,7 @@ def share(module: ModuleType) -> None:
     """Wrap the analysis of `torch._higher_order_ops.triton_kernel_wrap`. Idempotent."""
     wrap(module, "generate_ttir", _noting)
     wrap(module, "ttir_to_functions", _without_effects)
-    wrap(module, mutation_analysis(module), _shared)
+    wrap(module, mutation_analysis(module), functools.partial(_shared, {}))
 
 
 def check(module: ModuleType, kernel: Any, kwargs: dict[str, Any]) -> None:
@@ -50,51 +51,44 @@ def check(module: ModuleType, kernel: Any, kwargs: dict[str, Any]) -> None:
         raise refusal
 
 
-def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
-    def generate_ttir(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        except Exception as error:
-            _refusal.set(error)
-            raise
-
-    return generate_ttir
+def _noting(original: Function, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return original(*args, **kwargs)
+    except Exception as error:
+        _refusal.set(error)
+        raise
 
 
-def _without_effects(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_effects(original: Function, *args: Any) -> Any:
     """Assembly that may not be moved is unknown to the analysis, which warns and takes every argument for
     written. Assembly of mixorder's kernels writes to nothing that their stores do not write to."""
-
-    def ttir_to_functions(*args: Any) -> Any:
-        functions = original(*args)
-        if _is_own.get():
-            for block in (block for ops in functions.values() for block in ops.values()):
-                block[:] = [dataclasses.replace(op, is_pure=True) for op in block]
-        return functions
-
-    return ttir_to_functions
+    functions = original(*args)
+    if _is_own.get():
+        for block in (block for ops in functions.values() for block in ops.values()):
+            block[:] = [dataclasses.replace(op, is_pure=True) for op in block]
+    return functions
 
 
-def _shared(original: Callable[..., Any]) -> Callable[..., Any]:
-    known: dict[Hashable, Any] = {}
-
-    def analyse(kernel: Any, kwargs: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        key = None if any(rest) or any(named.values()) else _key(kernel, kwargs)
-        if key is None:
-            return original(kernel, kwargs, *rest, **named)
-        if key not in known:
-            _refusal.set(None)
-            token = _is_own.set(True)
-            try:
-                result = original(kernel, kwargs, *rest, **named)
-            finally:
-                _is_own.reset(token)
-            if _refusal.get() is not None:
-                return result
-            known[key] = result
-        return known[key]
-
-    return analyse
+def _shared(
+    known: dict[Hashable, Any],
+    original: Function,
+    kernel: Any,
+    kwargs: dict[str, Any],
+    *rest: Any,
+    **named: Any,
+) -> Any:
+    """The analysis of a kernel, or what was `known` of one like it."""
+    key = None if any(rest) or any(named.values()) else _key(kernel, kwargs)
+    if key is None:
+        return original(kernel, kwargs, *rest, **named)
+    if key not in known:
+        _refusal.set(None)
+        with during(_is_own, True):
+            result = original(kernel, kwargs, *rest, **named)
+        if _refusal.get() is not None:
+            return result
+        known[key] = result
+    return known[key]
 
 
 def _key(kernel: Any, kwargs: Mapping[str, Any]) -> Hashable | None:

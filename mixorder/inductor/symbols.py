@@ -21,6 +21,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import Decline, DeclineReason
+from .wrapping import during
 
 __all__ = ["FloorDiv", "Mod", "ModularIndexing"]
 
@@ -48,8 +49,6 @@ SIZE_FUNCTIONS: dict[type, Callable[..., Any]] = {
 INT32_LIMIT = 2**31
 SIZES = ValueRanges(-int_oo, 2**62)
 """A size is less than the 2**63 - 1 that stand for the end of a slice."""
-MOST_STEPS = 8  # to a size's canonical form: an end, should forms become longer and longer
-MOST_POINTS = 2**22  # at which two indices are compared: 0.3 s
 
 
 class _Guards:
@@ -65,11 +64,12 @@ class _Guards:
         self.made: dict[int, tuple[object, Any]] = {}  # what `once_a_graph` has made of each object
 
     def canonical(self, size: sympy.Expr) -> sympy.Expr:
-        # What is left of one product may be another: `a // b * b`, where `b` divides `a`.
+        # What is left of one product may be another: `a // b * b`, where `b` divides `a`. Should forms become
+        # longer and longer, it ends.
         steps = [size]
         while (last := steps[-1]) not in self.known:
             simpler = self._found(last)
-            if simpler in steps or len(steps) == MOST_STEPS:
+            if simpler in steps or len(steps) == 8:
                 self.known[last] = last
             else:
                 steps.append(simpler)
@@ -140,12 +140,9 @@ def guarded(graph: torch.fx.Graph) -> Iterator[None]:
     tensors = (val for val in vals if isinstance(val, torch.Tensor))
     mode = next((m for val in tensors if (m := getattr(val, "fake_mode", None)) is not None), None)
     shape_env = getattr(mode, "shape_env", None)
-    token = _guards.set(None if shape_env is None else _Guards(shape_env))
-    try:
-        with contextlib.nullcontext() if shape_env is None else _without_new_guards(shape_env):
-            yield
-    finally:
-        _guards.reset(token)
+    within = contextlib.nullcontext() if shape_env is None else _without_new_guards(shape_env)
+    with during(_guards, None if shape_env is None else _Guards(shape_env)), within:
+        yield
 
 
 @contextlib.contextmanager
@@ -305,13 +302,13 @@ def are_equal(
     """Whether two indices are the same where each symbol is from 0 to its size - 1.
 
     The algebra of divisions does not see that of each: indices that differ are evaluated at all points, if
-    the sizes are known and there are `MOST_POINTS` at most."""
+    the sizes are known and there are 4 million at most, which takes 0.3 s."""
     if list(left) == list(right) or len(left) != len(right):
         return list(left) == list(right)
     both = [*left, *right]
     symbols = sorted(set[sympy.Symbol]().union(*(i.free_symbols for i in both)), key=str)
     known = [int(n) for s in symbols if (n := sizes.get(s)) is not None and n.is_number]
-    if len(known) < len(symbols) or math.prod(known) > MOST_POINTS:
+    if len(known) < len(symbols) or math.prod(known) > 2**22:
         return False
     places = sympy.lambdify(symbols, both, modules=[INDEX_FUNCTIONS])
     with unset_fake_temporarily():

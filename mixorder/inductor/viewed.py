@@ -6,60 +6,52 @@ as before, without rounding it.
 
 Inductor makes a view of a buffer whose strides are still open, with the strides that the buffer has so far.
 Torch 2.11 puts gaps between rows into these. A launch then asks for the strides that the graph states, the
-buffer gets them, and what reads the view is wrong. H100, torch 2.11, LayerNorm of 1030 columns in bf16 behind
-padded products: all rows of a gradient but the first. With final strides, the launch gets a copy instead.
+buffer gets them, and what reads the view is wrong, such as all rows of a gradient but the first, for rows of
+1030 columns behind padded products. With final strides, the launch gets a copy instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from torch._ops import OpOverload
+from torch._inductor import ir
 from torch.fx import Node
 
-from .graphs import our_kernel
+from .graphs import is_view, launches_ours
+from .wrapping import Function
 
 
-def settled(original: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
+def settled(original: Function, self: Any, node: Node) -> Any:
     """Wraps Inductor's method that lowers a node: before a launch of ours, the strides of its viewed operands
     become final, and what several launches read is written once."""
-
-    def run_node(self: Any, node: Node) -> Any:
-        if not _is_ours(node):
-            return original(self, node)
-        written: dict[Node, Any] = vars(self).setdefault("mixorder_written", {})
-        inside: dict[Node, Any] = {}
-        for operand in node.all_input_nodes:
-            value = self.env.get(operand)
-            if len(list(filter(_is_ours, operand.users))) > 1 and _is_inside_of_loops(value):
-                inside[operand] = value
-                if operand not in written:
-                    written[operand] = copied(value)
-            elif _is_viewed(operand):
-                settle(value)
-        try:
-            self.env.update((operand, written[operand]) for operand in inside)
-            return original(self, node)
-        finally:
-            # What a launch has written over is what all read from there on.
-            kept = (n for n in inside if written[n].get_name() not in self.mutated_buffers)
-            self.env.update((operand, inside[operand]) for operand in kept)
-
-    return run_node
+    if not launches_ours(node):
+        return original(self, node)
+    written: dict[Node, Any] = vars(self).setdefault("mixorder_written", {})
+    inside: dict[Node, Any] = {}
+    for operand in node.all_input_nodes:
+        value = self.env.get(operand)
+        if len(list(filter(launches_ours, operand.users))) > 1 and _is_inside_of_loops(value):
+            inside[operand] = value
+            if operand not in written:
+                written[operand] = copied(value)
+        elif any(map(is_view, operand.users)):
+            settle(value)
+    try:
+        self.env.update((operand, written[operand]) for operand in inside)
+        return original(self, node)
+    finally:
+        # What a launch has written over is what all read from there on.
+        kept = (n for n in inside if written[n].get_name() not in self.mutated_buffers)
+        self.env.update((operand, inside[operand]) for operand in kept)
 
 
 def copied(value: Any) -> Any:
     """A buffer with a tensor's elements."""
-    from torch._inductor import ir
-
     return ir.ExternKernel.copy_input(value)
 
 
 def settle(value: Any) -> None:
     """Give a buffer whose strides are open those that views of it have."""
-    from torch._inductor import ir
-
     if isinstance(value, ir.TensorBox) and ir.is_storage_and_layout(value):
         _, layout = ir.as_storage_and_layout(value, freeze=False)
         if isinstance(layout, ir.FlexibleLayout):
@@ -68,16 +60,6 @@ def settle(value: Any) -> None:
 
 def _is_inside_of_loops(value: Any) -> bool:
     """Whether Inductor computes a tensor in each loop that reads it."""
-    from torch._inductor import ir
-
     while isinstance(value, ir.MutableBox):
         value = value.data
     return isinstance(value, ir.Pointwise)
-
-
-def _is_ours(node: Node) -> bool:
-    return our_kernel(node.kwargs.get("kernel_idx")) is not None
-
-
-def _is_viewed(node: Node) -> bool:
-    return any(isinstance(user.target, OpOverload) and user.target.is_view for user in node.users)

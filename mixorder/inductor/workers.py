@@ -5,26 +5,21 @@ Imports Inductor's pool inside functions: its import may start the workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
+import functools
 from typing import Any
 
 
-def wait_for_workers(seconds: float) -> None:
-    """Wait until the workers have started, or the time is over."""
+def pool() -> Any:
+    """The pool that the workers belong to; None where they are not ready."""
     from torch._inductor.async_compile import AsyncCompile
 
-    AsyncCompile.wait_pool_ready(seconds)
+    _wait_once()
+    return AsyncCompile.process_pool() if AsyncCompile.use_process_pool() else None
 
 
-def workers_are_ready() -> bool:
+@functools.cache
+def _wait_once() -> None:
+    """Wait until the workers have started, or 15 seconds are over."""
     from torch._inductor.async_compile import AsyncCompile
 
-    return bool(AsyncCompile.use_process_pool())
-
-
-def submit(function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Call a function in a worker."""
-    from torch._inductor.async_compile import AsyncCompile
-
-    return AsyncCompile.process_pool().submit(function, *args)
+    AsyncCompile.wait_pool_ready(15)

@@ -29,10 +29,6 @@ from .untouched import as_it_was, uncompiled
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 Results = dict[str, Tensor]
 SEED = 0
-MORE_ERROR = 2.0  # times stock's
-NO_DIGITS = 0.5  # a gradient that is off by more is zero but for rounding, such as that of a key's bias
-MORE_NOISE = 10.0  # times stock's error, of such a gradient
-NO_REFERENCE, LEAST = 8, 1e-5  # where stock is the reference: times the dtype's epsilon, and at least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,20 +103,22 @@ def check(
 def _compared(
     stock: Results, ours: Results, exact: Results, spread: Mapping[str, float], epsilon: float, is_stock: bool
 ) -> list[Compared]:
-    """All results, the worst first. `epsilon`: of the least precise dtype that the model computes in."""
+    """All results, the worst first. `epsilon`: of the least precise dtype that the model computes in. A
+    gradient that is off by half or more is zero but for rounding, such as that of a key's bias."""
+    no_digits, more = 0.5, 2.0
     wide = {name: exact[name].double() for name in stock if name in exact and name in ours}
     errors = {name: relative_error(stock[name], value) for name, value in wide.items()}
-    digits = [e for e in errors.values() if e <= NO_DIGITS]
+    digits = [e for e in errors.values() if e <= no_digits]
     typical = statistics.median(digits) if digits else 0.0
     rows = []
     for name, error in errors.items():
         if not math.isfinite(error):
             continue  # stock's overflows as well
-        allowed = MORE_ERROR * max(error, typical, spread[name]) + epsilon / 4
+        allowed = more * max(error, typical, spread[name]) + epsilon / 4
         if is_stock:
-            allowed = max(NO_REFERENCE * epsilon, LEAST, MORE_ERROR * spread[name])
-        if error > NO_DIGITS:
-            allowed = MORE_NOISE * error
+            allowed = max(8 * epsilon, 1e-5, more * spread[name])
+        if error > no_digits:
+            allowed = 10 * error
         value = stock[name]
         mine = relative_error(ours[name], wide[name])
         rows.append(Compared(name, short_dtype(value.dtype), tuple(value.shape), error, mine, allowed))

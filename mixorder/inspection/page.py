@@ -10,8 +10,6 @@ import jinja2
 from .findings import Findings
 from .table import by_saving, schedule_of, source, text
 
-WIDTH = 160  # columns; a narrower screen scrolls
-
 _PAGE = """\
 <!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>mixorder</title><style>
@@ -59,7 +57,7 @@ def page(report: Findings) -> str:
         regions=regions,
         kinds=by_saving(report),
         most=max((us for r in regions for us in (r.expected.apart_us, r.expected.ours_us)), default=0),
-        text=text(report, details=True, width=WIDTH),
+        text=text(report, details=True, width=160),
         source=lambda kind: source([regions[i] for i in kind]),
         schedule_of=schedule_of,
     )

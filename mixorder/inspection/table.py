@@ -19,8 +19,6 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 WIDTH = 80
-LEAST = 32  # of a table's last column; if the others leave less, it stands below them
-CHANGED = 0.005  # of a graph's peak memory
 SHOWN_US = 0.05  # what is less is zero as printed
 PLACES = {3: "positions", 4: "pixels", 5: "voxels"}  # behind samples and channels, by the number of dims
 HEADER = ("region", "rows x cols", "us", "from")
@@ -155,8 +153,8 @@ def share(report: Findings) -> list[str]:
 
 
 def memory(report: Findings) -> list[str]:
-    """A line for each graph whose estimated peak memory changes by more than `CHANGED`, and by more than
-    the allocator's smallest piece."""
+    """A line for each graph whose estimated peak memory changes by more than half a percent, and by more
+    than the allocator's smallest piece."""
     lines, kinds = list[str](), Counter(graph.kind for graph in report.graphs)
     for i, graph in enumerate(report.graphs):
         plans = [r.planning for r in graph.records if isinstance(r, RegionRecord)]
@@ -164,7 +162,7 @@ def memory(report: Findings) -> list[str]:
         if not peaks:
             continue
         (before, _), (_, after) = peaks[0], peaks[-1]  # each begins where the one before it ends
-        if abs(after - before) > max(CHANGED * before, PIECE):
+        if abs(after - before) > max(0.005 * before, PIECE):
             which = graph.kind if kinds[graph.kind] == 1 else f"{graph.kind}, graph {i}"
             size = f"{abs(after / before - 1):.1%} {'less' if after < before else 'more'}"
             megabytes = f"{before / 1e6:.1f} -> {after / 1e6:.1f} MB"
@@ -197,14 +195,14 @@ def table(rows: Sequence[Sequence[str]], width: int = 0) -> str:
     """Rows of text with their columns aligned. With a `width`, the last column is wrapped; if the others
     leave it too little, it stands below them."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = list[str]()
+    lines, least = list[str](), 32  # columns of the last one
     for row in rows:
         *cells, last = (cell.ljust(w) for cell, w in zip(row, widths, strict=True))
         before = "  ".join(["", *cells, ""])
-        if 0 < width < len(before) + LEAST and row is not rows[0]:
+        if 0 < width < len(before) + least and row is not rows[0]:
             lines += [before.rstrip(), filled(last.strip(), 6, width)]
             continue
-        wrapped = textwrap.wrap(last, max(LEAST, width - len(before))) if width else [last]
+        wrapped = textwrap.wrap(last, max(least, width - len(before))) if width else [last]
         lines += (
             f"{before if i == 0 else ' ' * len(before)}{line}".rstrip() for i, line in enumerate(wrapped)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -40,14 +41,11 @@ def as_it_was(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Iterat
 
 @contextlib.contextmanager
 def _uncompiled_calls(modules: Sequence[nn.Module]) -> Iterator[None]:
-    compiled = [(m, m._compiled_call_impl) for m in modules if m._compiled_call_impl is not None]
-    for module, _ in compiled:
-        module._compiled_call_impl = None
-    try:
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            if module._compiled_call_impl is not None:
+                stack.enter_context(mock.patch.object(module, "_compiled_call_impl", None))
         yield
-    finally:
-        for module, call in compiled:
-            module._compiled_call_impl = call
 
 
 @contextlib.contextmanager

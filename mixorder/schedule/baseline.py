@@ -34,7 +34,6 @@ from .plan import next_power_of_2
 from .work import Access, Work, accesses, computing, total
 
 PERSISTENT_COLS = 1024  # a longer row is read in a loop, once per reduction that depends on another
-MIXED_NUMEL = 5 * 2**20  # elements, from which on Inductor's own fusion takes a pair
 TILE = 32  # rows and columns of a tile of a kernel that keeps no whole rows
 BLOCK = 1024  # elements of a program of a kernel without rows
 # `InductorChoices.reduction_split_factor` divides a sum of more elements than the first, for fewer results to
@@ -55,7 +54,6 @@ class Kernel:
     work: Work
     programs: int
     launches: int
-    accesses: tuple[Access, ...]
     sums: int = 0
 
     def us(self, device: DeviceInfo, times: Times) -> float:
@@ -105,7 +103,7 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
     tile = (TILE, TILE) if over_rows or not reductions else (max(1, TILE // 4), cols)
     moves, statements = _moves(program, nest, stored, tile)
     # A kernel without reductions has one index: it computes all for each element.
-    work = total(program, moves) + computing(program, nest, statements, hoisted=bool(reductions))
+    work = moves + computing(program, nest, statements, hoisted=bool(reductions))
     blocks = rows * cols * outside // BLOCK + 1
     if over_rows:
         if last.kind is AxisClass.COMMON:
@@ -113,15 +111,15 @@ def _kernel(program: LoopProgram, nest: Nest, stored: dict[str, str], device: De
         else:
             divided = is_divided(rows, cols * outside, False, device)
         sums = 0 if _is_of_all(program, nest) else sum(row.symbol in s.axes for s in reductions)
-        return Kernel(Kind.COLUMNS, work, blocks, 1 + divided * sums, moves)
+        return Kernel(Kind.COLUMNS, work, blocks, 1 + divided * sums)
     if not reductions:
-        return Kernel(Kind.POINTWISE, work, blocks, 1, moves)
+        return Kernel(Kind.POINTWISE, work, blocks, 1)
     if cols <= PERSISTENT_COLS:
-        return Kernel(Kind.ROWS, _in_lanes(work, cols), rows * outside, 1, moves)
+        return Kernel(Kind.ROWS, _in_lanes(work, cols), rows * outside, 1)
     above = nest.reductions_above()
     passes = 1 + max(above[s.name] for s in reductions)
     passes += any(isinstance(s, Store) and last.symbol in s.index.free_symbols for s in nest.statements)
-    return Kernel(Kind.LOOPED, dataclasses.replace(work, l2=work.l2 * passes), rows * outside, 1, moves)
+    return Kernel(Kind.LOOPED, dataclasses.replace(work, l2=work.l2 * passes), rows * outside, 1)
 
 
 def _is_of_all(program: LoopProgram, nest: Nest) -> bool:
@@ -167,9 +165,8 @@ def _with_sums(program: LoopProgram, first: Nest, sums: Nest, device: DeviceInfo
     """The kernel of the first nest that adds up in passing."""
     kernel = _kernel(program, first, {}, device)
     statements = [s for s in sums.statements if s not in first.statements]
-    moves = accesses(program, sums, statements, (TILE, TILE))
-    work = kernel.work + total(program, moves) + computing(program, sums, statements)
-    return dataclasses.replace(kernel, work=work, accesses=(*kernel.accesses, *moves))
+    moves = total(program, accesses(program, sums, statements, (TILE, TILE)))
+    return dataclasses.replace(kernel, work=kernel.work + moves + computing(program, sums, statements))
 
 
 def is_divided(elements: int, results: int, along: bool, device: DeviceInfo) -> bool:
@@ -185,18 +182,22 @@ def _in_lanes(work: Work, cols: int) -> Work:
 
 def _moves(
     program: LoopProgram, nest: Nest, stored: dict[str, str], tile: tuple[int, int]
-) -> tuple[tuple[Access, ...], Sequence[Statement]]:
-    """The accesses of a nest, of its inputs or, if that is fewer bytes, of values that are stored, and the
-    statements that it is left with."""
-    whole = accesses(program, nest, nest.statements, tile)
+) -> tuple[Work, Sequence[Statement]]:
+    """What a nest moves, its inputs or, if that is fewer bytes, values that are stored, and the statements
+    that it is left with."""
+    most = total(program, accesses(program, nest, nest.statements, tile))
     computed = (s for s in nest.statements if not (isinstance(s, Value) and s.name in stored))
     rest = closure(computed, [s for s in nest.statements if isinstance(s, Store)])
     known = {stored[n] for s in rest for n in operands(s) if n in stored}
-    instead = accesses(program, nest, rest, tile) + moved_once(program, known)
-    least, most = total(program, instead), total(program, whole)
+    least = total(program, accesses(program, nest, rest, tile) + moved_once(program, known))
     if known and (least.dram, least.requests) < (most.dram, most.requests):
-        return tuple(instead), rest
-    return tuple(whole), nest.statements
+        return least, rest
+    return most, nest.statements
+
+
+def moving_once(program: LoopProgram, buffers: Iterable[str]) -> Work:
+    """What it takes to move all elements of some buffers, in order."""
+    return total(program, moved_once(program, dict.fromkeys(buffers)))
 
 
 def moved_once(program: LoopProgram, buffers: Collection[str]) -> list[Access]:
@@ -241,7 +242,7 @@ def _is_mixed(program: LoopProgram) -> bool:
     sums = (s for s in second.statements if isinstance(s, Reduce))
     return (
         fuses_both_orders(rows, cols)
-        and rows * cols >= MIXED_NUMEL
+        and rows * cols >= 5 * 2**20
         and last.kind is AxisClass.COLUMN
         and program.axis(AxisClass.BATCH) is None
         and any({row.symbol, last.symbol} <= s.index.free_symbols for s in common)
@@ -259,4 +260,4 @@ def _mixed(program: LoopProgram, nests: tuple[Nest, Nest]) -> Kernel:
     sums = sum(isinstance(s, Reduce) and row.symbol in s.axes for s in nests[1].statements)
     stored = (s for s in nests[1].statements if isinstance(s, Store))
     casts = sum(program.buffer(s.buffer).dtype.itemsize < 4 for s in stored)
-    return Kernel(Kind.MIXED, _in_lanes(work, cols), rows, 1 + sums + casts, tuple(nest_accesses), sums)
+    return Kernel(Kind.MIXED, _in_lanes(work, cols), rows, 1 + sums + casts, sums)

@@ -7,6 +7,7 @@ nothing to do while a reduction waits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from .facts import RowFacts
@@ -14,11 +15,7 @@ from .no_prefetch import is_latency_bound
 from .plan import Plan
 from .search_space import SearchSpace
 
-GAIN = 0.92  # of the time of the rules' choice, at most: the prediction is off by 8% on average
 DIVIDED_GAIN = 0.95  # the same of twice the programs, which differ in little else
-ROUNDS = 6
-# Rows of a tile with chunks.
-CHUNKED_ROWS = 8
 
 
 def improved(
@@ -33,21 +30,16 @@ def improved(
     waits = is_latency_bound(facts) or facts.loads.cached_table
     if facts.levels == 0 or waits or space.start.group > 1:
         return space.start
-    known: dict[Plan, float] = {}
-
-    def time(plan: Plan) -> float:
-        if plan not in known:
-            known[plan] = us(plan)
-        return known[plan]
-
+    time = functools.cache(us)
     best = space.start
-    for _ in range(ROUNDS):
-        around = [s for s in space.near(best) if s.chunks == 1 or s.tile_rows <= CHUNKED_ROWS]
+    for _ in range(6):
+        around = [s for s in space.near(best) if s.chunks == 1 or s.tile_rows <= 8]
         nearest = min([best, *around], key=time) if around else best
         if nearest == best:
             break
         best = nearest
-    if best != space.start and time(best) >= GAIN * time(space.start):
+    # The prediction is off by 8% on average.
+    if best != space.start and time(best) >= 0.92 * time(space.start):
         best = space.start
     return divided(space, best, exposed_us)
 

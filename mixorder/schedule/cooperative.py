@@ -28,24 +28,13 @@ from .limits import MAX_STAGES, Tile, elements_of
 from .persistent import ELEMENTS_PER_THREAD, MAX_COLS
 from .plan import Exchanged, Launch, Plan, SecondStage, Walk
 
-TILE_BYTES = 32 * 1024  # of rows, per multiprocessor and iteration: fewer do not hide the exchange
-# Parts of a row, at most, for 4 programs per multiprocessor, which hide each other's barriers, and for 2: one
-# warp reads all slots of a row, and more slots take longer to arrive.
-PARTS_OF_4, PARTS_OF_2 = 12, 16
-# Slots that a row's programs exchange, at most, for tiles of two rows (half the registers of one).
-WORDS_OF_2_ROWS = 32
 MAX_DEPTH = 3  # tiles between a partial result and its total, at most; the registers may hold fewer
 LEAST_DEPTH = 2  # used even at up to `SPILLED_REGISTERS` estimated registers: less waits for the exchange
-# The most estimated registers, except at that depth. LayerNorm 16384x16384: depth 3, at 286 registers and
-# without spills, 85%, depth 2 91% (2048x65536: 76 and 87%). RMSNorm: depth 3, at 258, 90%.
-FULL_REGISTERS = 278
-# The least rows per tile times parts for which `num_stages` of 4 pays: exchanges take longer then.
-RECORDS_FOR_4_STAGES = 32
+FULL_REGISTERS = 278  # the most estimated registers, except at that depth
 WARPS_PER_SM = 8
 MAX_PARTS = WARP  # a slot for each lane of a warp
 MOST_STAGES = MAX_STAGES - 1  # as with several programs per multiprocessor
 SPILLED_REGISTERS = 292  # estimated; 255 by ptxas, and rarely more than 100 bytes spilled
-MOST_LATE_BYTES = 4  # that the last phase loads. With 6, 16384x6144: 819 and 1861 us, Inductor's 780 and 566
 
 
 def choose(facts: RowFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
@@ -71,20 +60,15 @@ def _widest(facts: RowFacts, device: DeviceInfo) -> int:
 
 def layouts(facts: RowFacts, device: DeviceInfo) -> list[Plan]:
     """A plan for each way to divide an iteration's tile into rows and parts; the best guess first."""
-    # Not scaled by the bandwidth: a longer iteration hides the exchange better.
-    elements = elements_of(TILE_BYTES, facts.loads.staged_bytes)
+    # Fewer bytes per multiprocessor and iteration do not hide the exchange, on no device.
+    elements = elements_of(32 * 1024, facts.loads.staged_bytes)
     # If only one narrow tensor streams in: no more elements per thread than were measured.
     elements = min(elements, ELEMENTS_PER_THREAD * WARPS_PER_SM * device.warp_size)
     # Smaller tiles hide less: only for rows that no program holds, or where loads of several
-    # widths take the registers. LayerNorm 16384x6144 under autocast: 376 us, Inductor's kernels 500 us.
+    # widths take the registers.
     halved = facts.cols > MAX_COLS or facts.loads.mixed
     sizes = (elements, elements // 2) if halved else (elements,)
     return [s for size in sizes for s in _laid_out(facts, device, size)]
-
-
-def starts(facts: RowFacts, device: DeviceInfo, split_size: int = 0) -> Iterator[Plan]:
-    """Plans that a search begins from; none for a device without the exchange."""
-    yield from layouts(facts, device) if device.exchanges else ()
 
 
 def _with_groups(plan: Plan, groups: int) -> Plan:
@@ -97,13 +81,12 @@ def _laid_out(facts: RowFacts, device: DeviceInfo, elements: int) -> list[Plan]:
     """Plans with few parts first; among equals, those deep enough without tight registers first."""
     candidates: list[tuple[bool, bool, Plan]] = []
     for xblock, per_sm, few in _layouts(facts):
-        tile = Tile(xblock, WARPS_PER_SM // per_sm, MOST_STAGES)
-        r0_block = elements // (xblock * per_sm)
-        parts, depth = _parts(facts, r0_block), _depth(facts, tile, r0_block)
-        fits = xblock <= facts.rows and parts <= MAX_PARTS and r0_block >= _least_lanes(facts, tile)
+        tile = Tile(xblock, elements // (xblock * per_sm), WARPS_PER_SM // per_sm, MOST_STAGES, per_sm)
+        parts, depth = _parts(facts, tile), _depth(facts, tile)
+        fits = xblock <= facts.rows and parts <= MAX_PARTS and tile.lanes >= _least_lanes(facts, tile)
         if depth and fits and not _waits_late(facts):
-            tight = _registers(facts, tile, r0_block, depth) > FULL_REGISTERS
-            plan = _schedule(facts, device, tile, r0_block, depth)
+            tight = _registers(facts, tile, depth) > FULL_REGISTERS
+            plan = _schedule(facts, device, tile, depth)
             candidates.append((parts > few, tight or depth < LEAST_DEPTH, plan))
     return [plan for *_, plan in sorted(candidates, key=lambda candidate: candidate[:2])]
 
@@ -114,33 +97,34 @@ def _least_lanes(facts: RowFacts, tile: Tile) -> int:
 
 
 def _layouts(facts: RowFacts) -> Iterator[tuple[int, int, int]]:
-    """Rows per tile, programs per multiprocessor, and the most parts for which this pays."""
-    most = min(MAX_PARTS, WORDS_OF_2_ROWS // max(1, facts.exchange.values))
+    """Rows per tile, programs per multiprocessor, and the most parts for which this pays: programs on one
+    multiprocessor hide each other's barriers, but one warp reads all slots of a row, and more slots take
+    longer to arrive."""
+    most = min(MAX_PARTS, 32 // max(1, facts.exchange.values))  # slots of a row, of half the registers
     for rows in (2, 4):
-        yield rows, 4, min(most, PARTS_OF_4)
-        yield rows, 2, min(most, PARTS_OF_2)
+        yield rows, 4, min(most, 12)
+        yield rows, 2, min(most, 16)
         yield rows, 1, most
     yield 1, 1, MAX_PARTS
 
 
-def _depth(facts: RowFacts, tile: Tile, r0_block: int) -> int:
+def _depth(facts: RowFacts, tile: Tile) -> int:
     """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
     for depth in range(MAX_DEPTH, 0, -1):
         most = SPILLED_REGISTERS if depth == LEAST_DEPTH else FULL_REGISTERS
-        if _registers(facts, tile, r0_block, depth) <= most:
+        if _registers(facts, tile, depth) <= most:
             return depth
     return 0
 
 
-def _registers(facts: RowFacts, tile: Tile, r0_block: int, depth: int) -> float:
-    return registers_of(facts, tile.xblock, tile.xblock * r0_block / (tile.num_warps * WARP), depth)
+def _registers(facts: RowFacts, tile: Tile, depth: int) -> float:
+    return registers_of(facts, tile.xblock, tile.xblock * tile.lanes / (tile.num_warps * WARP), depth)
 
 
 def registers_of(facts: RowFacts, rows: int, per_thread: float, depth: int) -> float:
     """Estimated registers of a thread with so many elements of a tile of so many rows.
 
-    Compiled for sm_90 (triton 3.7.1), 91 plans of norms and of parts of training steps: of 41 that spill,
-    half are estimated between 15 too low and 110 too high.
+    Of plans that spill, half are estimated between 15 too low and 110 too high.
     """
     # Where loads are of several widths, Triton may carry a value in two layouts.
     copies = depth * (1 + facts.loads.mixed)
@@ -152,35 +136,30 @@ def registers_of(facts: RowFacts, rows: int, per_thread: float, depth: int) -> f
 def _waits_late(facts: RowFacts) -> bool:
     """Whether the last phase loads much of its own, such as a residual's gradient."""
     late = facts.loads.staged_bytes - facts.exchange.carried_bytes
-    return facts.exchange.values > 0 and late > MOST_LATE_BYTES
+    return facts.exchange.values > 0 and late > 4
 
 
-def _parts(facts: RowFacts, r0_block: int) -> int:
+def _parts(facts: RowFacts, tile: Tile) -> int:
     """Parts of a row. Shifted columns need up to one access more than there are columns."""
-    return max(2, math.ceil(facts.cols / (r0_block - ALIGNMENT * (facts.alignment.period > 1))))
+    return max(2, math.ceil(facts.cols / (tile.lanes - ALIGNMENT * (facts.alignment.period > 1))))
 
 
-def _groups(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int) -> int:
-    """Groups of programs that are resident at once."""
-    return (WARPS_PER_SM // tile.num_warps) * device.num_sm // _parts(facts, r0_block)
-
-
-def _schedule(facts: RowFacts, device: DeviceInfo, tile: Tile, r0_block: int, depth: int) -> Plan:
-    if facts.alignment.period > _groups(facts, device, tile, r0_block):
+def _schedule(facts: RowFacts, device: DeviceInfo, tile: Tile, depth: int) -> Plan:
+    programs = tile.per_sm * device.num_sm  # that are resident at once
+    if facts.alignment.period > programs // _parts(facts, tile):
         facts = dataclasses.replace(facts, alignment=ALIKE)
-    part_cols = math.ceil(facts.cols / _parts(facts, r0_block) / ALIGNMENT) * ALIGNMENT
+    part_cols = math.ceil(facts.cols / _parts(facts, tile) / ALIGNMENT) * ALIGNMENT
     parts = math.ceil(facts.cols / part_cols)
-    per_sm = WARPS_PER_SM // tile.num_warps
-    staged = per_sm * tile.xblock * r0_block * facts.loads.staged_bytes
-    pays = MOST_STAGES - (tile.xblock * parts < RECORDS_FOR_4_STAGES)
+    staged = tile.per_sm * tile.xblock * tile.lanes * facts.loads.staged_bytes
+    pays = MOST_STAGES - (tile.xblock * parts < 32)  # with more records, exchanges take longer
     stages = max(1, min(pays, 1 + device.shared_memory // max(1, staged)))
-    groups = min(per_sm * device.num_sm // parts, math.ceil(facts.rows / tile.xblock))
+    groups = min(programs // parts, math.ceil(facts.rows / tile.xblock))
     num_splits = max(1, groups // facts.alignment.period) * facts.alignment.period
-    second = final(num_splits, r0_block, device)
+    second = final(num_splits, tile.lanes, device)
     return Plan(
         (
             Walk(split=num_splits, tile=tile.xblock, period=facts.alignment.period),
-            Walk(group=parts, part=part_cols, tile=r0_block),
+            Walk(group=parts, part=part_cols, tile=tile.lanes),
         ),
         Launch(tile.num_warps, stages, dependent=device.overlaps and facts.final.numbered),
         SecondStage(*second),

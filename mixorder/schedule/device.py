@@ -39,28 +39,28 @@ class DeviceInfo:
 
     @property
     def slower(self) -> float:
-        """How many times as long its memory takes as the H200's, which was measured."""
-        return H200.bandwidth / self.bandwidth if self.bandwidth else 1.0
+        """How many times as long its memory takes as that of the device that was measured."""
+        return MEASURED.bandwidth / self.bandwidth if self.bandwidth else 1.0
 
     @property
     def bytes_under_way(self) -> float:
-        """How many times as many bytes of loads have to be under way on a multiprocessor as on the H200's.
+        """How many times as many bytes of loads have to be under way on a multiprocessor as where measured.
         Latencies are alike, so that these are proportional to its bandwidth; within one step of what was
         measured."""
-        return max(0.5, min(2.0, H200.num_sm / self.num_sm / self.slower)) if self.bandwidth else 1.0
+        return max(0.5, min(2.0, MEASURED.num_sm / self.num_sm / self.slower)) if self.bandwidth else 1.0
 
 
-# The device that a machine without a GPU plans for: the H200's CUDA device properties, and the bandwidth of
-# its data sheet.
-H200 = DeviceInfo(
+# The device that was measured, and that a machine without a GPU plans for: its CUDA device properties, and
+# the bandwidth of its data sheet.
+MEASURED = DeviceInfo(
     "NVIDIA H200", num_sm=132, shared_memory=232448, registers=65536, max_threads=2048, bandwidth=4.8e12
 )
 
 
 def device_info(device: torch.device) -> DeviceInfo:
-    """Properties of a GPU, or the H200's for the CPU (where kernels are interpreted or only printed)."""
+    """Properties of a GPU; the measured one's for the CPU (where kernels are interpreted or only printed)."""
     if device.type == "cpu":
-        return H200
+        return MEASURED
     props = torch.cuda.get_device_properties(device)
     registers = getattr(props, "regs_per_multiprocessor", 65536)
     return DeviceInfo(
@@ -71,7 +71,7 @@ def device_info(device: torch.device) -> DeviceInfo:
         max_threads=props.max_threads_per_multi_processor,
         warp_size=getattr(props, "warp_size", 32),
         # A maximum that propagates NaN needs sm_80. With fewer registers, fewer programs are resident.
-        exchanges=torch.version.hip is None and props.major >= 8 and registers >= H200.registers,
+        exchanges=torch.version.hip is None and props.major >= 8 and registers >= MEASURED.registers,
         overlaps=torch.version.hip is None and props.major >= 9,
         saturates=torch.version.hip is None and (props.major, props.minor) >= (8, 9),
         runs_ptx=torch.version.hip is None,

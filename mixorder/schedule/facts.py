@@ -13,7 +13,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 import sympy
@@ -46,14 +46,6 @@ BRANCHING = frozenset({"sin", "cos", "tan"})
 NARROW = 4  # bytes of a thread's access, up to which prefetching does not pay (`no_prefetch.py`)
 ASYNC_BYTES = 4  # of the narrowest access that Triton prefetches
 TABLE = 8  # elements of the space for each of a table, at least: it is read again and again
-# All bytes over those of a tensor that is read in single elements, and a program's columns, at least.
-SMALL_OPERANDS, SMALL_OPERANDS_COLS = 5, 1024
-# Bytes of a table, up to which few parts of L2 have all of it. Prefetches of 16 bytes pass by the
-# first-level cache, and all multiprocessors wait for these parts.
-CACHED_TABLE = 8192
-# Of a finalisation, beside partial results, at most, for a main kernel to do its work.
-FINAL_LOADS = 4
-SHARED_ROWS = 8  # bytes of which rows of a batch are a multiple where they share few sectors of memory
 ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a multiple. Not fitted to others
 
 
@@ -87,6 +79,14 @@ class Facts:
     def per_access(self) -> int:
         """Elements of the widest memory access of the narrowest full tensor."""
         return ACCESS // self.item_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class TiledFacts(Facts):
+    """Of a program whose tiles have an extent along each axis."""
+
+    sizes: tuple[int, ...] = ()
+    """Of its axes, outermost first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +196,13 @@ class RowFacts(Facts):
         return max(self.load_bytes, self.loads.staged_bytes)
 
 
+def streamed(program: LoopProgram, accesses: Iterable[Load | Store]) -> dict[str, int]:
+    """The `load_bytes` and `item_bytes` of `Facts`, by the loads among the accesses of full tensors."""
+    buffers = {s.buffer for s in accesses if isinstance(s, Load)}
+    items = [program.buffer(name).dtype.itemsize for name in buffers]
+    return {"load_bytes": sum(items), "item_bytes": min(items, default=2)}
+
+
 def facts_of(program: LoopProgram) -> RowFacts:
     """The facts of a merged program, or of one that a strategy has transformed."""
     return _Reader(program).facts()
@@ -213,12 +220,14 @@ class _Reader:
         # A graph may have been traced with no rows.
         self.batch = 1 if batch is None else max(1, program.hint(batch.size))
         self.rows = max(1, program.hint(self.row.size))
+        self.space = self.rows * int(self.col.size) * self.batch
         self.tiles = [
             s for s in self.main.body if isinstance(s, Load) and self.col.symbol in s.index.free_symbols
         ]
 
     def facts(self) -> RowFacts:
         load_bytes, item_bytes, widest_bytes = self.streamed()
+        held = held_words(self.main, {self.row.symbol, self.col.symbol})
         return RowFacts(
             self.rows,
             int(self.col.size),
@@ -228,7 +237,7 @@ class _Reader:
             item_bytes,
             self.levels(),
             common=self.col.kind is AxisClass.COMMON,
-            held=HeldWords(self.held_by_elements + self.column_words, self.column_words),
+            held=HeldWords(held + self.column_words, self.column_words),
             alignment=self.program.alignment or ALIKE,
             loads=self.loads(widest_bytes),
             lies=self.lies(),
@@ -268,10 +277,14 @@ class _Reader:
     @functools.cached_property
     def full(self) -> dict[bool, list[Load | Store]]:
         """Loads and stores of tensors that have all elements of the space, by whether they lie along rows."""
-        both, space = {self.row.symbol, self.col.symbol}, self.rows * int(self.col.size) * self.batch
+        both = {self.row.symbol, self.col.symbol}
         accesses: dict[bool, list[Load | Store]] = {False: [], True: []}
         for s in self.main.body:
-            if isinstance(s, Load | Store) and both <= s.index.free_symbols and self.size(s.buffer) >= space:
+            if (
+                isinstance(s, Load | Store)
+                and both <= s.index.free_symbols
+                and self.size(s.buffer) >= self.space
+            ):
                 accesses[along_rows(self.program, s)].append(s)
         return accesses
 
@@ -288,13 +301,13 @@ class _Reader:
         """Bytes that a load moves for each element: a piece of a tensor that is read in pieces only moves its
         share."""
         loads = [s for s in self.tiles if s.buffer == load.buffer]
-        share = self.size(load.buffer) / (self.rows * int(self.col.size) * self.batch)
+        share = self.size(load.buffer) / self.space
         in_pieces = all(s.predicate is not None for s in loads) and TABLE * share >= 1
         return self.item(load) * (min(1.0, share / len(loads)) if in_pieces else 1.0)
 
     def shared_bytes(self) -> int:
         """Bytes of an element of tensors that are read once, in rows of a batch that fill no whole parts of
-        a sector."""
+        8 bytes of a sector."""
         batch = self.program.axis(AxisClass.BATCH)
         if batch is None:
             return 0
@@ -303,12 +316,12 @@ class _Reader:
         once = (s for s in full if reads[s.buffer] == 1)
         inputs = (s for s in once if self.program.buffer(s.buffer).role is BufferRole.INPUT)
         items = (self.item(s) for s in inputs if batch.symbol in s.index.free_symbols)
-        return sum(item for item in items if int(self.col.size) * item % SHARED_ROWS)
+        return sum(item for item in items if int(self.col.size) * item % 8)
 
     def is_cached_table(self, load: Load) -> bool:
-        """Whether all programs prefetch the same few bytes, past the first-level cache."""
-        space = self.rows * int(self.col.size) * self.batch
-        small = self.bytes(load.buffer) <= min(CACHED_TABLE, space * self.item(load) // TABLE)
+        """Whether all programs prefetch the same few bytes, past the first-level cache: few parts of L2 have
+        all of them, and all multiprocessors wait for these."""
+        small = self.bytes(load.buffer) <= min(8192, self.space * self.item(load) // TABLE)
         return small and self.width(load) == ACCESS
 
     def is_narrow(self, load: Load) -> bool:
@@ -320,8 +333,8 @@ class _Reader:
         """Pieces of few of the bytes whose accesses are too narrow to be prefetched: caches have most."""
         pieces = [s for s in self.whole if s.predicate is not None and self.width(s) < ASYNC_BYTES]
         narrow, every = ({s.buffer for s in loads} for loads in (pieces, self.whole))
-        few = SMALL_OPERANDS * sum(map(self.bytes, narrow)) <= sum(map(self.bytes, every))
-        wide = self.program.hint(self.col.size) >= SMALL_OPERANDS_COLS
+        few = 5 * sum(map(self.bytes, narrow)) <= sum(map(self.bytes, every))
+        wide = self.program.hint(self.col.size) >= 1024
         return pieces if few and wide and not self.is_mixed else []
 
     def width(self, load: Load) -> int:
@@ -354,7 +367,7 @@ class _Reader:
     def streamed(self) -> tuple[int, int, int]:
         """Bytes per element that stream in, and the element sizes of the narrowest and the widest tensor that
         do."""
-        size = self.rows * int(self.col.size) * self.batch
+        size = self.space
         itemsize = {s.buffer: self.item(s) for s in self.tiles}
         full = {b: self.slices(b, self.size(b) // size) for b in itemsize if self.size(b) >= size}
         # The pieces of a concatenated tensor; a table that many rows share has no predicate.
@@ -375,23 +388,6 @@ class _Reader:
     @functools.cached_property
     def last_use(self) -> dict[str, int]:
         return {name: i for i, stmt in enumerate(self.main.body) for name in operands(stmt)}
-
-    @property
-    def held_by_elements(self) -> int:
-        """The most words of a tile that are live across a reduction, or while a function that branches has
-        computed some of a thread's elements: then its results are live, too."""
-        tile = {self.row.symbol, self.col.symbol}
-        lives = [
-            (made, self.last_use[s.name], words_of(s))
-            for made, s in enumerate(self.main.body)
-            if isinstance(s, Load | Compute) and tile <= self.deps[s.name] and s.name in self.last_use
-        ]
-        across = [(i, 0) for i, s in enumerate(self.main.body) if isinstance(s, Reduce)]
-        across += [(i, 1) for i, s in enumerate(self.main.body) if is_branching(s)]
-        return max(
-            (sum(w for made, last, w in lives if made < at + result and last > at) for at, result in across),
-            default=0,
-        )
 
     @functools.cached_property
     def column_words(self) -> int:
@@ -436,16 +432,36 @@ class _Reader:
             change[last] -= words
         return max(itertools.accumulate(change))
 
+    @property
+    def final_loads(self) -> list[Load]:
+        return [s for nest in self.program.nests[1:] for s in nest.statements if isinstance(s, Load)]
+
     def numbered(self) -> bool:
         axes = (self.program.axis(AxisClass.COLUMN), self.program.axis(AxisClass.BATCH))
         numbers: set[sympy.Symbol] = {axis.symbol for axis in axes if axis is not None}
-        loads = [s for nest in self.program.nests[1:] for s in nest.statements if isinstance(s, Load)]
-        return all(numbers & s.index.free_symbols for s in loads)
+        return all(numbers & s.index.free_symbols for s in self.final_loads)
 
     def finishable(self) -> bool:
-        loads = [s for nest in self.program.nests[1:] for s in nest.statements if isinstance(s, Load)]
-        inputs = [s for s in loads if self.program.buffer(s.buffer).role is not BufferRole.WORKSPACE]
-        return len(inputs) <= FINAL_LOADS
+        inputs = [
+            s for s in self.final_loads if self.program.buffer(s.buffer).role is not BufferRole.WORKSPACE
+        ]
+        return len(inputs) <= 4
+
+
+def held_words(nest: Nest, axes: Set[sympy.Symbol]) -> int:
+    """The most words of an element of these axes that are live across a reduction, or while a function that
+    branches has computed some of a thread's elements: then its results are live, too."""
+    deps, last_use = nest.dependence(), {name: i for i, s in enumerate(nest.body) for name in operands(s)}
+    lives = [
+        (made, last_use.get(s.name, 0), words_of(s))
+        for made, s in enumerate(nest.body)
+        if isinstance(s, Load | Compute) and axes <= deps[s.name]
+    ]
+    across = [(i, i) for i, s in enumerate(nest.body) if isinstance(s, Reduce)]
+    across += [(i, i + 1) for i, s in enumerate(nest.body) if is_branching(s)]
+    return max(
+        (sum(w for made, last, w in lives if made < end and last > at) for at, end in across), default=0
+    )
 
 
 def words_of(value: Load | Compute | Reduce | Buffer) -> int:

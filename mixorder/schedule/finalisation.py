@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from .device import DeviceInfo
 from .plan import Plan, next_power_of_2, shifted
 
 FINAL_BLOCKS = (16, 8)  # columns of a finalising program: 8 fp32 partials still fill a sector of 32 bytes
-FINAL_WARPS = (4, 8)
-FINAL_PER_THREAD = 32  # partials, at most. Beyond that: more warps, then narrower blocks
 
 
 def most_partials(device: DeviceInfo) -> int:
@@ -19,13 +18,13 @@ def most_partials(device: DeviceInfo) -> int:
 
 def final(num_splits: int, r0_block: int, device: DeviceInfo) -> tuple[int, int]:
     """Block and warps for a number of partials of each column: the widest block, and then the fewest warps,
-    that hold them."""
-    partials = next_power_of_2(num_splits)
-    for block in FINAL_BLOCKS:
-        for warps in FINAL_WARPS:
-            if partials * block <= FINAL_PER_THREAD * warps * device.warp_size:
-                return min(block, r0_block), warps
-    return min(FINAL_BLOCKS[-1], r0_block), FINAL_WARPS[-1]
+    that hold 32 for each thread."""
+    partials, choices = next_power_of_2(num_splits), list(itertools.product(FINAL_BLOCKS, (4, 8)))
+    fitting = (
+        (block, warps) for block, warps in choices if partials * block <= 32 * warps * device.warp_size
+    )
+    block, warps = next(fitting, choices[-1])
+    return min(block, r0_block), warps
 
 
 def final_neighbours(plan: Plan) -> Iterator[Plan]:

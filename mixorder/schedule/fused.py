@@ -16,34 +16,11 @@ from ..ir.hardware import ACCESS, LINE, MAX_REGISTERS, WARP
 from ..ir.program import BufferRole, Load, LoopProgram
 from . import cooperative, limits
 from .cost import Traffic
-from .device import H200, DeviceInfo
+from .device import MEASURED, DeviceInfo
 from .facts import ASYNC_BYTES, NARROW, RowFacts
 from .kernel_time import Kind, Times, moving_us
 from .plan import Plan
 from .work import Access, Work, accesses, computing, full_inputs, in_minority_order, total
-
-# Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory; along
-# the other one, 32 threads with 4 elements each find what they read in 2 of them.
-BANK_CONFLICTS = 16
-
-# A thread's elements of a tensor lie next to each other, and there are as many as 16 bytes of the narrowest
-# tensor have. Beside it, a warp's access of a wider tensor touches more lines of the first-level cache, or
-# banks of shared memory. So many lines cost nothing more; each of the others counts as so many.
-LINES_OF_ACCESS, WIDER = 8, 1.5
-
-# Tiles of several rows, loaded in 4 bytes a thread at most: with so few programs on a multiprocessor, none
-# computes while another waits.
-NARROW_ROWS, NARROW_PROGRAMS, NARROW_EXPOSED = 8, 2, 2.0
-
-# Wider rows that are prefetched, of tensors that lie along rows and across them: all of it takes so many
-# times as long.
-MIXED_LAYOUTS_COLS, MIXED_LAYOUTS_PREFETCH = 256, 2.5
-
-# A sum over a program's rows takes less where these are narrower.
-TREE_LANES = 64
-
-# A sum over the rows of a program of one warp takes neither shared memory nor barriers.
-ONE_WARP = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +74,7 @@ class Main:
         at_once, turns = self._turns(each)
         busy = min(1.0, each) * device.num_sm
         uneven = math.ceil(each / at_once) * at_once / each if each > 1 else 1.0
-        needed = fused.in_flight_us * times.memory_mb_us * 1e6 / H200.num_sm * min(1.0, each)
+        needed = fused.in_flight_us * times.memory_mb_us * 1e6 / MEASURED.num_sm * min(1.0, each)
         in_flight = at_once * self.tile_bytes * self.prefetched_tiles
         starved = max(1.0, needed / in_flight) if in_flight else 1.0  # what is only stored waits for nothing
         computed = work.instructions / (times.instructions_sm_us * busy)
@@ -105,7 +82,7 @@ class Main:
         alone = computed / at_once if exposed and self.levels else 0.0
         overlapping_us = (
             device.slower * starved * work.dram / 1e6 / times.memory_mb_us / fused.share,
-            work.l2 / 1e6 / times.l2_mb_us * H200.num_sm / busy,
+            work.l2 / 1e6 / times.l2_mb_us * MEASURED.num_sm / busy,
             computed * (1 + fused.uneven * (uneven - 1)),
             work.requests / (times.requests_sm_us * busy),
             work.lines / (times.lines_sm_us * busy),
@@ -119,12 +96,14 @@ class Main:
             fused.branch_us * turns * work.branches / (max(1, self.programs) * self.warps * WARP),
             each * times.program_us,
         )
-        narrow = self.width <= NARROW and self.rows >= NARROW_ROWS and at_once <= NARROW_PROGRAMS
+        narrow = self.width <= NARROW and self.rows >= 8 and at_once <= 2
         lanes = self.chains * self.warps * WARP / self.rows
-        levels = math.log2(self.rows * self.warps + 1) * min(1.0, lanes / TREE_LANES)
-        levels *= ONE_WARP if self.warps == 1 else 1.0
+        levels = math.log2(self.rows * self.warps + 1) * min(1.0, lanes / fused.tree_lanes)
+        levels *= fused.one_warp if self.warps == 1 else 1.0
         tree = fused.tree_us * self.sums * levels
-        longer = (NARROW_EXPOSED if narrow else 1.0) * (MIXED_LAYOUTS_PREFETCH if self.mixed_layouts else 1.0)
+        longer = (fused.narrow_factor if narrow else 1.0) * (
+            fused.mixed_factor if self.mixed_layouts else 1.0
+        )
         return fused.latency_us + longer * times.joined(overlapping_us) + tree
 
     def _turns(self, each: float) -> tuple[int, int]:
@@ -184,8 +163,8 @@ def _main(loops: LoopProgram, plan: Plan, facts: RowFacts) -> Main:
     steps = math.ceil(facts.rows / (rows * plan.splits))
     threads = launch.num_warps * WARP
     needed, spilled = _registers(plan, facts, plan.per_thread(plan.lanes))
-    given = min(needed, MAX_REGISTERS, H200.registers // threads)
-    spilled = max(spilled, needed - H200.registers // threads)
+    given = min(needed, MAX_REGISTERS, MEASURED.registers // threads)
+    spilled = max(spilled, needed - MEASURED.registers // threads)
     work, width = main_work(loops, plan, facts)
     return Main(
         work,
@@ -201,13 +180,13 @@ def _main(loops: LoopProgram, plan: Plan, facts: RowFacts) -> Main:
         width=width,
         spilled=spilled * threads * steps * programs,
         sums=len(loops.role(BufferRole.WORKSPACE)),
-        mixed_layouts=launch.num_stages > 1 and facts.lies.mixed_layouts and facts.cols > MIXED_LAYOUTS_COLS,
+        mixed_layouts=launch.num_stages > 1 and facts.lies.mixed_layouts and facts.cols > 256,
     )
 
 
 def _prefetched_tiles(stages: int, steps: int, width: int) -> int:
     """Tiles that are loaded before they are needed, by loads of so many bytes. A program's only tile is
-    loaded as early as the first of several. H200, 5 such subgraphs: predicted 21% too long without this."""
+    loaded as early as the first of several."""
     if steps == 1:
         return limits.MAX_STAGES - 1
     return 1 if width < ASYNC_BYTES else max(1, stages - 1)
@@ -227,9 +206,9 @@ def _resident(plan: Plan, facts: RowFacts, registers: int) -> int:
     launch = plan.launch
     staged = plan.tile_rows * plan.lanes * facts.prefetched_bytes
     limits = (
-        H200.registers // registers,
-        H200.max_threads // (launch.num_warps * WARP),
-        H200.shared_memory // max(1, staged * (launch.num_stages - 1)),
+        MEASURED.registers // registers,
+        MEASURED.max_threads // (launch.num_warps * WARP),
+        MEASURED.shared_memory // max(1, staged * (launch.num_stages - 1)),
     )
     return max(1, min(limits))
 
@@ -240,7 +219,9 @@ def main_work(loops: LoopProgram, plan: Plan, facts: RowFacts) -> tuple[Work, in
     moves, arithmetic, tile_accesses = _by_tiles(
         loops, (plan.tile_rows * plan.period, plan.chunk), plan.period > 1
     )
-    conflicts = BANK_CONFLICTS * in_minority_order(tile_accesses)
+    # Shared memory has 32 banks of 4 bytes. Triton stages a tile in the order in which it lies in memory;
+    # along the other one, 32 threads with 4 elements each find what they read in 2 of them.
+    conflicts = 16 * in_minority_order(tile_accesses)
     transposed = Work(0, 0, requests=conflicts, lines=_extra_lines(loops, plan, facts, tile_accesses))
     lanes = plan.lanes * plan.group / max(1, facts.cols)
     once = sum(  # loads of columns, once per program
@@ -267,14 +248,15 @@ def _by_tiles(
 
 
 def _extra_lines(loops: LoopProgram, plan: Plan, facts: RowFacts, accesses: Sequence[Access]) -> float:
-    """Lines of accesses of 16 bytes, beyond those that cost nothing more, of tensors that are wider than the
-    narrowest one."""
+    """Lines of accesses of 16 bytes, of tensors that are wider than the narrowest one, of which a thread has
+    as many elements as 16 bytes have: a warp's access touches more lines of the first-level cache, or banks
+    of shared memory. Eight cost nothing more; each of the others counts as more than one."""
     elements, lines = min(plan.per_thread(plan.chunk), facts.per_access), 0.0
     for access in (a for a in accesses if a.tiled and a.width == ACCESS and not a.transposed):
         stride = elements * loops.buffer(access.buffer).dtype.itemsize
         touched = min(WARP, WARP * stride / LINE)
         if stride > ACCESS:
-            lines += WIDER * access.requests / WARP * max(0.0, touched - LINES_OF_ACCESS)
+            lines += 1.5 * access.requests / WARP * max(0.0, touched - 8)
     return lines
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .device import H200, DeviceInfo
+from .device import MEASURED, DeviceInfo
 from .work import Work
 
 
@@ -47,6 +47,11 @@ class FusedTimes:
     `tree_us`: of a sum over a program's rows at its end, for each doubling of rows and warps.
     `branch_us`: of a call of a function that branches, in a thread.
     `latency_us`: of a kernel without work.
+    `narrow_factor`: of tiles of several rows that are loaded in 4 bytes at most, by few programs of a
+    multiprocessor: none computes while another waits.
+    `mixed_factor`: of wider rows that are prefetched, of tensors that lie along rows and across them.
+    `tree_lanes`: of rows, below which a sum over a program's rows takes less.
+    `one_warp`: of such a sum, without shared memory and barriers.
     """
 
     share: float
@@ -60,6 +65,43 @@ class FusedTimes:
     tree_us: float
     branch_us: float
     latency_us: float
+    narrow_factor: float
+    mixed_factor: float
+    tree_lanes: int
+    one_warp: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TiledTimes:
+    """Of kernels for casts and for reduction groups: mixorder's, and Inductor's for the same nodes.
+
+    `reduced_us`, `transposed_us`: of a million elements of a tile that are reduced, beside what memory
+    takes, and that are exchanged for a transposed store.
+    `transposed_share`: of the limit, at best, that Inductor's kernels reach which store transposed.
+    `combine_instructions`: to combine an element with those of other threads and warps.
+    `request_us`: of a request to L2 for a part of a line.
+    `fill_us`: until the first program over contiguous rows has a tile, and from the last tile to the sums.
+    `warm_bytes`: that L2 still has for the next kernel.
+    `wait_us`: of a program with whole groups, for what it loads, and for its reductions.
+    How many times as long kernels take: `uneven_factor`, ours for tiles of several rows of a number of
+    elements that is no multiple of 4; `across_factor`, `whole_across_factor` and `inductors_across_factor`,
+    ours in two passes, ours with whole groups and Inductor's where tensors lie along another axis;
+    `sums_across_factor`, Inductor's for sums across memory.
+    """
+
+    reduced_us: float
+    transposed_us: float
+    transposed_share: float
+    combine_instructions: int
+    request_us: float
+    fill_us: float
+    warm_bytes: float
+    wait_us: float
+    uneven_factor: float
+    across_factor: float
+    whole_across_factor: float
+    inductors_across_factor: float
+    sums_across_factor: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +116,9 @@ class Times:
     `program_us`: from one program's start on a multiprocessor to the next one's.
     `sharpness`: how little the lesser of these times add to the largest, where they overlap.
     `share`: of the memory's rate that a kind of kernels reaches.
-    `fused`: of ours.
+    `limit_us`, `limit_us_mb`: of `torch.add(x, dy, out=dx)`, by least squares over norms whose rows start at
+    boundaries: without work, and of a megabyte.
+    `fused`, `tiled`: of ours, for rows and others.
     """
 
     start_us: float
@@ -90,14 +134,17 @@ class Times:
     program_us: float
     sharpness: float
     share: dict[str, float]
+    limit_us: float
+    limit_us_mb: float
     fused: FusedTimes
+    tiled: TiledTimes
 
     def us(self, kind: Kind, work: Work, device: DeviceInfo, programs: float = math.inf) -> float:
         """Microseconds of a kernel of which nothing else is known, without its launch."""
         busy = min(max(programs, 1.0), device.num_sm)  # a traced size may be 0
         overlapping_us = (
             device.slower * work.dram / 1e6 / self.memory_mb_us / self.share[kind.value],
-            work.l2 / 1e6 / self.l2_mb_us * H200.num_sm / busy,
+            work.l2 / 1e6 / self.l2_mb_us * MEASURED.num_sm / busy,
             work.instructions / (self.instructions_sm_us * busy),
         )
         fixed_us = self.final_us if kind is Kind.FINAL else self.kernel_us
@@ -119,7 +166,8 @@ FILE = Path(__file__).with_name("times.json")
 def read(path: Path = FILE) -> Times:
     """The numbers of a file that `tools/fit_times.py` wrote."""
     numbers: dict[str, Any] = json.loads(path.read_text())["times"]
-    return Times(**numbers | {"fused": FusedTimes(**numbers["fused"])})
+    parts = {"fused": FusedTimes(**numbers["fused"]), "tiled": TiledTimes(**numbers["tiled"])}
+    return Times(**numbers | parts)
 
 
 TIMES = read()

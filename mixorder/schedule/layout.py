@@ -14,8 +14,6 @@ from ..ir.program import Load, LoopProgram, Store
 
 SAMPLE = 32  # elements along each side of the part of a tile that is evaluated
 
-RUNS = 4  # accesses one after the other that are looked at
-
 
 Sizes = tuple[tuple[sympy.Symbol, int], ...]
 """The symbols of rows and columns, and how many there are."""
@@ -58,7 +56,7 @@ def _is_wide(index: sympy.Expr, sizes: Sizes, most: int, down: bool, extent: int
     """Whether accesses of `most` elements, along the rows if `down`, are possible in a part of the space."""
     if extent < most:
         return False
-    runs = min(RUNS, extent // most) * most
+    runs = min(4, extent // most) * most  # of accesses one after the other
     along = offsets(index, sizes, (runs, 1) if down else (1, runs))
     across = offsets(index, sizes, (1, SAMPLE) if down else (SAMPLE, 1))
     starts = [*along[::most], *across]

@@ -28,39 +28,21 @@ from .limits import (
 from .no_prefetch import is_latency_bound, reloads, without_prefetch
 from .plan import Launch, Plan, SecondStage, TileOrder, Walk, next_power_of_2
 
-# These were fitted to sweeps of norms (docs/lab/tuning.md, "Constants of norms"), as are those of
-# `cooperative.py`, `limits.ROUNDING` and `finalisation.FINAL_PER_THREAD`.
+# These and the numbers below were fitted to sweeps of norms (docs/lab/tuning.md, "Constants of norms"), as
+# are those of `cooperative.py` and `finalisation.py`.
 # Of row tiles, loaded per multiprocessor in one of `num_stages`. Lanes beyond a row load no bytes.
 RESIDENT_BYTES = 32 * 1024
-# Useful bytes in flight, however poorly rows fill a power of two, in multiples of these.
-IN_FLIGHT = 2
 # Programs of a multiprocessor, at most. Several even out the tail; fewer leave fewer partials to finalise.
 PROGRAMS_PER_SM = 4
-# Tiles of a multiprocessor. With fewer it gets one program, which leaves the fewest partials; its tiles have
-# this share of the bytes, and it this share of the warps, as smaller tiles start sooner and spread evenly.
-MIN_TILES, FEW_TILES_SHARE = 8, 0.5
 # Of a multiprocessor, whatever its tiles hold.
 MIN_WARPS_PER_SM = 8
 # At most. With many, a row spans few warps, and its reductions need few barriers.
 ELEMENTS_PER_THREAD = 32
-LEAST_STAGES = 3  # row tiles in use or in flight
 LEAST_CHUNK = 512  # columns
-
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
-MOST_CHUNKS = 8  # each has its own code
-# Columns of a chunk at least, and of a row at most, where a thread's accesses of narrow tensors are less
-# than 16 bytes.
-NARROWED_CHUNK, MAX_NARROWED = 256, 4096
 # Estimated registers of a thread at most, where rows are only added up; with more, or where a single program
 # would have a multiprocessor, a program has no more warps than a row fills.
 SUM_REGISTERS = 225
-MAX_BLOCK = 2048  # columns; wider rows are divided wherever they can be
-BLOCK_SLACK = 1 / 16  # more lanes than the fewest, at most, for a wider block
-LIGHT_WORDS = 4  # held per element, at most, for tiles of half as many rows and one stage more
-WIDE_ROW = 8192  # bytes loaded per row
-# Of a multiprocessor, at least, before accesses get narrower. What then has less than 4 bytes is not
-# prefetched.
-CHUNKED_WARPS = 4
 BUSY_BLOCK = 1024  # columns of a block at most, where computing takes longer than memory
 # From so many bytes of an element in sectors that other programs read as well, nothing is evicted first.
 SHARED_BYTES = 6
@@ -78,7 +60,7 @@ def layouts(facts: RowFacts) -> tuple[tuple[int, int], ...]:
     while (
         facts.alignment.period == 1
         and (size := size // 2) >= _two_sectors(facts)
-        and (chunks := -(-facts.cols // size)) <= MOST_CHUNKS
+        and (chunks := -(-facts.cols // size)) <= 8  # each has its own code
     ):
         if chunks * size < candidates[-1][0]:
             candidates.append((chunks * size, chunks))
@@ -88,8 +70,7 @@ def layouts(facts: RowFacts) -> tuple[tuple[int, int], ...]:
 def lanes_of(facts: RowFacts) -> tuple[int, int]:
     """The layout to choose: that of the fewest lanes that fits a thread and saves enough over one chunk."""
     first, *chunked = layouts(facts)
-    narrowed = (NARROWED_CHUNK, MAX_REGISTERS)
-    least, most = narrowed if _is_narrowed(facts) else (LEAST_CHUNK, NOT_SPILLED)
+    least, most = (256, MAX_REGISTERS) if _is_narrowed(facts) else (LEAST_CHUNK, NOT_SPILLED)
     for lanes, chunks in reversed(chunked):
         if lanes // chunks >= least and registers_of(facts, chunks * _per_chunk(facts), chunks) <= most:
             return lanes, chunks
@@ -100,7 +81,7 @@ def _is_narrowed(facts: RowFacts) -> bool:
     """Whether a thread has fewer elements of a chunk than the narrowest tensor's accesses of 16 bytes have,
     since there are wider tensors, and at least three in all."""
     widest, narrowest = facts.loads.widest_bytes, facts.item_bytes
-    return widest > narrowest and facts.load_bytes > widest + narrowest and facts.cols <= MAX_NARROWED
+    return widest > narrowest and facts.load_bytes > widest + narrowest and facts.cols <= 4096
 
 
 def _per_chunk(facts: RowFacts) -> int:
@@ -119,12 +100,12 @@ def block_of(facts: RowFacts) -> int:
     """The columns of a block, for programs that need not have a whole row: the widest of those with almost
     the fewest idle lanes. All columns where no divisor makes a good block."""
     access = facts.per_access
-    most = min(BUSY_BLOCK if _is_computing(facts) else MAX_BLOCK, facts.cols)
+    most = min(BUSY_BLOCK if _is_computing(facts) else 2048, facts.cols)
     widths = range(_two_sectors(facts), most + 1, access)
     lanes = {n: next_power_of_2(n) * (facts.cols // n) for n in widths if facts.cols % n == 0}
     if not lanes:
         return facts.cols
-    return max(n for n in lanes if lanes[n] <= (1 + BLOCK_SLACK) * min(lanes.values()))
+    return max(n for n in lanes if lanes[n] <= 17 / 16 * min(lanes.values()))
 
 
 def choose(
@@ -144,13 +125,13 @@ def choose(
     if facts.held.words * r0_block + r0_block // chunks > spill_factor * device.registers:
         detail = f"{facts.held.words} tiles of {facts.cols} columns in {device.registers} registers"
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, detail)
-    tile, per_sm = _tile(facts, r0_block, device, chunks)
-    if chunks == 1 and _only_sums(facts, tile, per_sm, r0_block, device):
-        tile, per_sm = _of_sums(facts, r0_block, device)
-    tile, per_sm = without_prefetch(facts, tile, per_sm, r0_block, device)
+    tile = _tile(facts, r0_block, device, chunks)
+    if chunks == 1 and _only_sums(facts, tile, device):
+        tile = _of_sums(facts, r0_block, device)
+    tile = without_prefetch(facts, tile, device)
     tiles = -(-facts.rows // tile.xblock)
     # No more programs than are resident at once: a second wave of them would be as long as the first.
-    at_once = max(1, per_sm * device.num_sm // facts.batch)
+    at_once = max(1, tile.per_sm * device.num_sm // facts.batch)
     num_splits = min(-(-facts.rows // split_size), most_partials(device)) if split_size else 0
     num_splits = num_splits or even(tiles, min(tiles, at_once))
     alignment = facts.alignment
@@ -158,8 +139,7 @@ def choose(
         alignment.period if alignment.period <= at_once and facts.cols + alignment.slack <= r0_block else 1
     )
     if period > 1 and not split_size:
-        # H200, 32768x4097 bf16: 128 programs leave 4 multiprocessors idle, 264 use all of them:
-        # RMSNorm 69 -> 73% of the limit, LayerNorm 64 -> 67%.
+        # Half as many would leave multiprocessors idle.
         num_splits *= 2 if num_splits % period and 2 * num_splits % period == 0 else 1
     num_splits = (-(-num_splits // period) if split_size else max(1, num_splits // period)) * period
     second = final(num_splits, next_power_of_2(facts.cols), device)
@@ -176,36 +156,32 @@ def choose(
 
 
 def even(tiles: int, num_splits: int) -> int:
-    """The fewest programs with as many iterations as `num_splits`, if that halves the finalisation.
-
-    H200, LayerNorm 2048x8192 bf16: 132 and 128 programs take 16 iterations; 132 reach 78.2% of the limit,
-    128 reach 81.0%.
-    """
+    """The fewest programs with as many iterations as `num_splits`, if that halves the finalisation."""
     needed = -(-tiles // -(-tiles // num_splits))
     return needed if next_power_of_2(needed) < num_splits else num_splits
 
 
-def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> tuple[Tile, int]:
-    """The tile, and how many programs share a multiprocessor."""
+def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> Tile:
+    """The tile of a program that prefetches."""
     # Tiles are powers of two, and never larger than was measured: twice the bytes take twice the registers.
     scale = min(1.0, 2.0 ** round(math.log2(device.bytes_under_way)))
     resident = elements_of(scale * RESIDENT_BYTES, facts.load_bytes)
-    few_tiles = facts.rows * facts.batch * r0_block < MIN_TILES * resident * device.num_sm
-    # H200, LayerNorm in bf16, 32768x2048: 4 programs of 8 KB and 3 stages 90.7% of the limit, one of 16 KB
-    # and 5 stages 92.9%; 8192x4096: 94.6 -> 96.1%. RMSNorm loses a point by it.
-    # But with dependent reductions, programs hide each other's barriers: BitLinear's backward with its
-    # forward recomputed, 16384x2048: one program 76%, two 83%, four 88%.
-    wide = chunks == 1 and facts.cols * facts.load_bytes >= WIDE_ROW and facts.levels <= 1
-    small = few_tiles or (wide and facts.held.words > LIGHT_WORDS and facts.item_bytes == 2)
-    share = FEW_TILES_SHARE if small else 1.0
+    # With few tiles a multiprocessor gets one program, which leaves the fewest partials; smaller tiles start
+    # sooner and spread evenly.
+    few_tiles = facts.rows * facts.batch * r0_block < 8 * resident * device.num_sm
+    # One program with small tiles is better for wide rows, too, but with dependent reductions, programs hide
+    # each other's barriers.
+    wide = chunks == 1 and facts.cols * facts.load_bytes >= 8192 and facts.levels <= 1
+    light = facts.held.words <= 4
+    small = few_tiles or (wide and not light and facts.item_bytes == 2)
+    share = 0.5 if small else 1.0
     resident = max(1, int(share * resident))
     per_sm = 1 if small else min(PROGRAMS_PER_SM, floor_power_of_2(resident // r0_block))
-    # One such program is better than two: RMSNorm 32768x4096 bf16 93.5 -> 94.5%, 32768x2048 fp32
-    # 94.2 -> 95.9%. With chunks, two are better (32768x2560: 91.9% with one, 94.7% with two).
+    # With chunks, two are better.
     per_sm = 1 if per_sm == 2 and wide else per_sm
     xblock = floor_power_of_2(resident // per_sm // r0_block)
-    if xblock >= 4 and facts.held.words <= LIGHT_WORDS and not (few_tiles or _is_computing(facts)):
-        xblock //= 2  # RMSNorm in bf16, 1000000x256: 95.1 -> 95.9% of the limit, 1048576x128: 94.2 -> 94.9%
+    if xblock >= 4 and light and not (few_tiles or _is_computing(facts)):
+        xblock //= 2  # and one stage more
     while xblock > 1 and (xblock > facts.rows or -(-facts.rows // xblock) * facts.batch < device.num_sm):
         xblock //= 2  # too few rows: more programs instead of larger tiles
     elements = xblock * r0_block
@@ -214,29 +190,28 @@ def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> tu
     while per_thread > 8 and per_sm * elements < per_thread * min_threads:
         per_thread //= 2
     if chunks > 1:
-        # H200, LayerNorm 32768x5120 bf16 in 5 chunks: accesses of 16 bytes 94% of the limit, of 8 bytes 83%.
         per_thread = chunks * _per_chunk(facts)
-        few = per_sm * elements < per_thread * CHUNKED_WARPS * device.warp_size
+        few = per_sm * elements < per_thread * 4 * device.warp_size  # warps: accesses get narrower
         if few and per_thread // (2 * chunks) * facts.item_bytes >= ASYNC_BYTES:
             per_thread //= 2
     num_warps = max(1, min(device.max_warps, elements // per_thread // device.warp_size))
     per_thread = -(-elements // (num_warps * device.warp_size))
     registers = registers_of(facts, per_thread, chunks) * num_warps * device.warp_size
     per_sm = max(1, min(per_sm, device.registers // registers))
-    return Tile(xblock, num_warps, _stages(facts, elements, r0_block, per_sm, device)), per_sm
+    return Tile(xblock, r0_block, num_warps, _stages(facts, elements, r0_block, per_sm, device), per_sm)
 
 
-def _only_sums(facts: RowFacts, tile: Tile, per_sm: int, lanes: int, device: DeviceInfo) -> bool:
+def _only_sums(facts: RowFacts, tile: Tile, device: DeviceInfo) -> bool:
     """Whether rows are only added up, by a single program on a multiprocessor or with too few registers."""
     moved = facts.lies.along_rows or facts.alignment.period > 1
     if facts.levels or moved or is_latency_bound(facts) or reloads(facts, tile):
         return False
-    elements = -(-tile.xblock * lanes // (tile.num_warps * device.warp_size))
-    return per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
+    elements = -(-tile.xblock * tile.lanes // (tile.num_warps * device.warp_size))
+    return tile.per_sm == 1 or registers_of(facts, elements, 1) > SUM_REGISTERS
 
 
-def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> tuple[Tile, int]:
-    """A tile of as few warps as a row fills, and the programs that share a multiprocessor."""
+def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> Tile:
+    """A tile of as few warps as a row fills."""
     elements = ELEMENTS_PER_THREAD
     while elements > facts.per_access and registers_of(facts, elements, 1) > SUM_REGISTERS:
         elements //= 2
@@ -247,7 +222,7 @@ def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> tuple[Tile, int
         xblock //= 2
     per_sm = max(1, MIN_WARPS_PER_SM // num_warps)
     stages = min(MAX_STAGES - 1, _stages_that_fit(facts, per_sm * xblock * lanes, device))
-    return Tile(xblock, num_warps, stages), per_sm
+    return Tile(xblock, lanes, num_warps, stages, per_sm)
 
 
 def _elements_per_thread(facts: RowFacts, elements: int) -> int:
@@ -267,11 +242,11 @@ def _stages(facts: RowFacts, elements: int, r0_block: int, per_sm: int, device: 
     """The `num_stages`: row tiles in use or in flight, at most `MAX_STAGES`, and no more than fit. The bytes
     in flight are as close as possible to the target, because more are as bad as fewer."""
     useful = per_sm * elements * facts.load_bytes * facts.cols // r0_block
-    wanted = int(device.bytes_under_way * IN_FLIGHT * RESIDENT_BYTES)
+    wanted = int(device.bytes_under_way * 2 * RESIDENT_BYTES)
     if per_sm == 1 and facts.load_bytes > 2 * facts.item_bytes:
-        wanted = wanted * 5 // 4  # H200, LayerNorm and residual, 32768x5120 bf16: 91.6 -> 96.2% of the limit
+        wanted = wanted * 5 // 4
     most = MAX_STAGES if per_sm == 1 else MAX_STAGES - 1
-    stages = max(LEAST_STAGES, min(most, 1 + round(wanted / max(1, useful))))
+    stages = max(3, min(most, 1 + round(wanted / max(1, useful))))
     return min(stages, _stages_that_fit(facts, per_sm * elements, device))
 
 

@@ -19,9 +19,6 @@ from .persistent import even, layouts
 from .plan import Plan, is_power_of_2, next_power_of_2, shifted
 from .search_space import SearchSpace
 
-PER_THREAD = (4, 32)  # elements of a tile per thread, at least and at most
-FINAL_PER_THREAD = 128  # partials that a thread of the finalisation holds
-PROGRAMS_PER_SM = (1, 2, 4)
 _TILE = ("tile_rows", "num_warps", "num_stages")
 
 
@@ -62,13 +59,13 @@ class PersistentSearchSpace(SearchSpace):
             and 1 <= launch.num_stages <= MAX_STAGES
             and (rows < 2 * self.facts.rows or rows <= start.tile_rows)
             and second.block <= max(start.lanes, start.second.block)
-            and self._final_per_thread(plan) <= max(FINAL_PER_THREAD, self._final_per_thread(start))
+            and self._final_per_thread(plan) <= max(128, self._final_per_thread(start))
             and self._fits(plan)
         )
 
     def _fits(self, plan: Plan) -> bool:
         per_thread, first = self._per_thread(plan), self._per_thread(self.start)
-        low, high = PER_THREAD
+        low, high = 4, 32  # elements of a thread
         registers, shared = self.device.registers, self.device.shared_memory
         limits = (MAX_REGISTERS, registers, shared, registers, shared)
         used = zip(self._use(plan), limits, self._use(self.start), strict=True)
@@ -135,6 +132,6 @@ class PersistentSearchSpace(SearchSpace):
 
     def _programs(self, plan: Plan) -> Iterator[Plan]:
         batch, count = self.facts.batch, self._count(plan.tile_rows)
-        for per_sm in () if self.pinned else PROGRAMS_PER_SM:
+        for per_sm in () if self.pinned else (1, 2, 4):
             at_once = max(1, per_sm * self.device.num_sm // batch)
             yield plan.changed(splits=even(count, min(count, at_once)))

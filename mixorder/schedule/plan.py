@@ -299,12 +299,17 @@ _RECORDS = {"launch": Launch, "second": SecondStage, "totals": Exchanged, "order
 _OWNERS = {field.name: owner for owner, kind in _RECORDS.items() for field in dataclasses.fields(kind)}
 
 
+def tiles_along(sizes: Sequence[int], extents: Sequence[int]) -> list[int]:
+    """How many tiles of these extents there are along each axis."""
+    return [-(-size // extent) for size, extent in zip(sizes, extents, strict=True)]
+
+
 def in_tiles(sizes: Sequence[int], extents: Sequence[int], summed: Collection[int] = ()) -> tuple[Walk, ...]:
     """Walks with a program for each tile of these extents. `summed`: the places of the axes along which
     partial results are added up."""
     return tuple(
-        Walk(tile=extent, **{"split" if place in summed else "grid": -(-size // extent)})
-        for place, (size, extent) in enumerate(zip(sizes, extents, strict=True))
+        Walk(tile=extent, **{"split" if place in summed else "grid": tiles})
+        for place, (tiles, extent) in enumerate(zip(tiles_along(sizes, extents), extents, strict=True))
     )
 
 

@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import Decline, DeclineReason
 from ..ir.program import LoopProgram
 from . import baseline
 from .cost import Traffic
-from .device import H200, DeviceInfo
+from .device import MEASURED, DeviceInfo
 from .facts import Facts, RowFacts
 from .fused import fused_kernels
 from .kernel_time import TIMES, Kind, Times
 from .plan import Plan
 
-# The limit's time against its bytes, by least squares over the 42 norms of tools/data/h200.json whose rows
-# start at boundaries.
-LIMIT_US, LIMIT_US_PER_MB = 5.54, 0.2282
 # Of Inductor's time, at least, that fusing has to save; and where Inductor has one kernel for sums over
 # reduction groups, or results are joined and no launch is spared: predictions are less certain there
 # (tuning.md).
 LEAST_SAVED, SURELY_SAVED = 0.04, 0.1
-# Of Inductor's time, at most, that a pair of reductions may take longer by prediction.
-LONGER = 0.5
-# Of `mixorder_min_numel`, for what is no pair.
-UNPAIRED = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +34,7 @@ class Expected:
     `idle_us`: of the fused kernels if they computed nothing. `outside_us`: of Inductor's loops that write
     what the fused kernels read, where Inductor's kernels for the same nodes would not store it.
 
-    `measured`: whether the figures are of this device; otherwise they are the H200's, scaled by bandwidth.
+    `measured`: whether the figures are of this device; otherwise they are of another one, scaled.
     """
 
     limit_us: float
@@ -69,54 +63,55 @@ class Expected:
         return self.limit_us / self.fused_us
 
 
-def expected(
-    lowered: LoopProgram,
-    loops: LoopProgram,
-    plan: Plan,
-    facts: RowFacts,
-    moved: Traffic,
-    device: DeviceInfo,
-    times: Times = TIMES,
-) -> Expected:
-    """The prediction for a region: `lowered` has two nests over rows, `loops` those that run."""
-    fused = fused_kernels(loops, plan, facts, moved)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is predicted: `lowered` is a region's loops for Inductor, `loops` those that run by a plan, with
+    their facts and their traffic; and the device and the numbers that it is predicted with."""
+
+    lowered: LoopProgram
+    loops: LoopProgram
+    plan: Plan
+    facts: Any
+    moved: Traffic
+    device: DeviceInfo
+    times: Times = TIMES
+
+    def versus(
+        self, inductor_kernels: Sequence[baseline.Kernel], ours_us: tuple[float, float], launches: int
+    ) -> Expected:
+        """The prediction for kernels that take so long, and without computing, versus Inductor's."""
+        fused_us, idle_us = ours_us
+        moved_mb = self.device.slower * (self.moved.read + self.moved.written) / 1e6
+        unfused_us = baseline.microseconds(inductor_kernels, self.device, self.times)
+        return Expected(
+            self.times.limit_us + self.times.limit_us_mb * moved_mb,
+            fused_us,
+            unfused_us,
+            unfused_us,
+            idle_us,
+            launches,
+            sum(kernel.launches for kernel in inductor_kernels),
+            measured=self.device.name == MEASURED.name,
+        )
+
+
+def expected(case: Case) -> Expected:
+    """The prediction for a program that walks through rows."""
+    fused = fused_kernels(case.loops, case.plan, case.facts, case.moved)
     idle = dataclasses.replace(fused, main=dataclasses.replace(fused.main, work=fused.main.work.idle()))
-    ours_us = fused.us(device, times), idle.us(device, times)
-    inductor_kernels = baseline.kernels_of(lowered, device)
-    takes = expected_versus(inductor_kernels, ours_us, fused.launches, moved, device, times)
+    ours_us = fused.us(case.device, case.times), idle.us(case.device, case.times)
+    inductor_kernels = baseline.kernels_of(case.lowered, case.device)
+    takes = case.versus(inductor_kernels, ours_us, fused.launches)
     if all(kernel.kind is not Kind.MIXED for kernel in inductor_kernels):
         return takes
-    left = baseline.kernels_of(lowered, device, mixed=False)
-    return dataclasses.replace(takes, left_us=baseline.microseconds(left, device, times))
-
-
-def expected_versus(
-    inductor_kernels: Sequence[baseline.Kernel],
-    ours_us: tuple[float, float],
-    launches: int,
-    moved: Traffic,
-    device: DeviceInfo,
-    times: Times,
-) -> Expected:
-    """The prediction for kernels that take so long, and without computing, versus Inductor's."""
-    fused_us, idle_us = ours_us
-    unfused_us = baseline.microseconds(inductor_kernels, device, times)
-    return Expected(
-        LIMIT_US + LIMIT_US_PER_MB * device.slower * (moved.read + moved.written) / 1e6,
-        fused_us,
-        unfused_us,
-        unfused_us,
-        idle_us,
-        launches,
-        sum(kernel.launches for kernel in inductor_kernels),
-        measured=device.name == H200.name,
-    )
+    left = baseline.kernels_of(case.lowered, case.device, mixed=False)
+    return dataclasses.replace(takes, left_us=baseline.microseconds(left, case.device, case.times))
 
 
 def check_size(facts: Facts, min_numel: int, is_pair: bool) -> None:
-    """Raise `Decline` for a space of fewer than `min_numel` elements, or `UNPAIRED` times as many where no
+    """Raise `Decline` for a space of fewer than `min_numel` elements, or 16 times as many where no
     reductions along rows and over rows share their reads."""
-    least = min_numel if is_pair else UNPAIRED * min_numel
+    least = min_numel if is_pair else 16 * min_numel
     if facts.numel < least:
         raise Decline(DeclineReason.TOO_SMALL, f"reductions of {facts.numel} elements, fewer than {least}")
 
@@ -132,20 +127,15 @@ def veto(expected: Expected, facts: RowFacts, moved: Traffic, device: DeviceInfo
     """Why reductions over rows are left to Inductor; None if they are fused. Pairs of reductions are, unless
     they were measured to take longer, whatever is predicted; sums alone have to save time by prediction."""
     launches, unfused = expected.launches, expected.launches_apart
-    # H200, 64 rows, 240 in the batch, 49 common: 21 to 24 us by Inductor, 43 to 44 (four graphs; two others
-    # took as long, and 6% less). 64x3145728, which one program adds up: 1781, 4540 (H100: 2146, 5672).
     if facts.loads.narrow and (facts.common if facts.levels else facts.rows <= device.num_sm):
         return ": loads are narrow, along a common axis or of few rows"
-    # H200: 20 of 24 sums took up to 30% longer.
     if launches >= unfused and moved.copied and not facts.levels:
         return ": tensors are copied, and no launch is spared"
-    # H200, a learned temperature of a softmax, 16384x2048: 70 us by Inductor, 72 in bf16; 127, 132 in fp32.
     if unfused == 1 < launches:
         return ": Inductor has one kernel for all of it"
     if launches >= unfused and moved.joined:
         return _less(expected, SURELY_SAVED)
-    # H200, 64 rows, 16 in the batch, 16 columns: 6.8 to 7.0 us by Inductor, 7.7 to 7.9 in a launch more.
-    longer = LONGER if launches <= unfused else 0.0
+    longer = 0.5 if launches <= unfused else 0.0
     return _less(expected, -longer if facts.levels else LEAST_SAVED)
 
 

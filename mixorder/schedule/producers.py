@@ -10,18 +10,9 @@ from ..errors import Decline, DeclineReason
 from ..ir.hardware import WARP
 from ..ir.program import Nest
 from .device import DeviceInfo
-from .plan import Plan, Produced, next_power_of_2
+from .plan import Plan, Produced, next_power_of_2, tiles_along
 
-# Registers of a thread, so that 5 programs of 4 warps run at once on a multiprocessor; with 80, a norm's
-# backward and mixed-order MXFP8 spill 64 bytes. Where rows are added up part by part, fewer programs at once
-# are faster up to a point.
-REGISTERS, REGISTERS_OF_MANY_CHUNKS, FEW_CHUNKS = 96, 128, 4
-LAG_REGISTERS = 72  # registers of a thread, for the lag between producers and tiles
-# Elements of a row in a thread. With 1 and 2 rows of a program: 16384x4096 172 and 189 us, 16384x2048 99
-# and 93.
-ELEMENTS = 32
-# Elements of a row in a thread, up to which all are loaded at once.
-MOST_ELEMENTS = 64
+ELEMENTS = 32  # of a row in a thread, at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +42,7 @@ def row_axes_of(producer_nest: Nest | None, sizes: Sequence[int]) -> int:
 
 def program_groups(sizes: Sequence[int], row_axes: int, plan: Plan) -> ProgramGroups:
     """The groups of a kernel over axes of these sizes, of which the first ones are rows."""
-    tiles = [-(-n // extent) for n, extent in zip(sizes, plan.extents, strict=True)]
+    tiles = tiles_along(sizes, plan.extents)
     rows = math.prod(plan.extents[:row_axes])
     assert plan.produced is not None
     each = plan.produced.rows
@@ -71,19 +62,19 @@ def with_producers(plan: Plan, sizes: Sequence[int], row_axes: int, device: Devi
     if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, "rows or columns of a tile that are apart")
     threads = WARP * plan.launch.num_warps
+    elements = ELEMENTS * threads
     size = math.prod(sizes[row_axes:])
     cols = next_power_of_2(size)
-    rows = max(1, min(ELEMENTS * threads // cols, math.prod(plan.extents[:row_axes])))
-    at_once = cols if cols <= MOST_ELEMENTS * threads else ELEMENTS * threads
-    few = size <= FEW_CHUNKS * ELEMENTS * threads
-    registers = REGISTERS if few else REGISTERS_OF_MANY_CHUNKS
-    limited = plan.changed(grouped=1, max_registers=registers)
+    rows = max(1, min(elements // cols, math.prod(plan.extents[:row_axes])))
+    at_once = cols if cols <= 2 * elements else elements
+    # So that 5 programs of 4 warps run at once on a multiprocessor. Where rows are added up part by part,
+    # fewer at once are faster up to a point.
+    few = size <= 4 * elements
+    limited = plan.changed(grouped=1, max_registers=96 if few else 128)
     produced = dataclasses.replace(limited, totals=Produced(1, rows, at_once))
     groups = program_groups(sizes, row_axes, produced)
-    # Producers lead by about as many as would run at once with few registers: fewer make tiles wait, and of
-    # more, L2 has lost what they have read. The lag, us, and what this gives: 4096 columns, 8 182, 10 172.5,
-    # 12 172.3, 14 173.0 (14); 7168, 9 2250, 11 2222, 13 2314 (11); 8192, 8 348, 10 329, 12 351 (10); 16384,
-    # 4 846, 6 732, 8 794 (6); LayerNorm, 4096, 10 201, 12 194, 14 190.5 (14).
-    programs = device.num_sm * (device.registers // (LAG_REGISTERS * threads))
+    # Producers lead by about as many as would run at once with 72 registers: fewer make tiles wait, and of
+    # more, L2 has lost what they have read.
+    programs = device.num_sm * (device.registers // (72 * threads))
     lag = int(programs / groups.programs + 0.5)
     return produced.changed(lag=max(1, min(groups.row_tiles, lag)))

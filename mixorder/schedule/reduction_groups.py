@@ -4,7 +4,7 @@ The programs of the first kernel have a split of the reduced axes each. They are
 multiprocessors busy, but leave few partial sums. A tile fills whole lines of memory. A thread of the first
 kernel loads all that it has of a tile at once, and adds up what different accesses gave it before it adds
 that to its sums. So these are few, and registers are left for loads under way. Along contiguous rows, a sum
-for each element of a tile was faster (H100, GroupNorm 8x320x64x64: 22.3 us, so 24.2).
+for each element of a tile was faster.
 """
 
 from __future__ import annotations
@@ -38,44 +38,18 @@ from ..ir.program import (
     operands,
 )
 from . import baseline
-from .cost import Traffic
 from .device import DeviceInfo
-from .facts import REGISTER_OVERHEAD, Facts, cost_of, words_of
-from .kernel_time import TIMES, Kind, Times
-from .plan import Applied, Launch, Plan, SecondStage, TileOrder, Walk, next_power_of_2
-from .predicted import Expected, expected_versus
-from .work import ADDRESS, DIVISION, Work, computing
+from .facts import REGISTER_OVERHEAD, TiledFacts, cost_of, streamed, words_of
+from .kernel_time import TIMES, Kind
+from .plan import Applied, Launch, Plan, SecondStage, TileOrder, Walk, next_power_of_2, tiles_along
+from .predicted import Case, Expected
+from .work import Work, addressing, computing
 
 ELEMENTS = 4096  # of a tile
-# And of one along contiguous rows. Of the first kernel's, where that is not all that is summed, and a thread
-# has more than so many words of an element at once.
-ALONG, FEW_WORDS = 2048, 2
-# Of a tile, where memory is contiguous along an axis that is kept: two lines of half precision, and one for
-# moments and where tensors lie along another axis; at least so many where that axis is reduced.
-COLUMNS, NARROW_COLUMNS = 128, 64
-ONE_CHANNEL, LONG = (
-    256,
-    1024,
-)  # elements of a row, from which on a tile has rows of one channel, and only one row
-IDLE = 1.35  # lanes of a longer tile, over those of any, that are as good
+NARROW_COLUMNS = 64  # of a tile: a line of half precision; at least so many where that axis is reduced
 WARPS = 4
 PER_THREAD = 8  # elements, at least
-# Estimated registers of a thread, above which a tile has half as many elements.
-MOST_REGISTERS = 224
-UNDER_WAY = 4 * ELEMENTS  # elements of tiles of the first kernel, on each multiprocessor
 MOST_PARTIALS = 4096  # partial sums of a program of the second kernel, at most
-PREFERRED_PARTIALS = 1024  # as many as it prefers where the contiguous axis is reduced
-# Stages of the first kernel's loop, and where tensors lie along another axis too, if the shared memory of a
-# multiprocessor is enough for so many programs (docs/lab/tuning.md).
-STAGES, STAGES_ACROSS, PROGRAMS = 3, 2, 2
-TOTAL_COLUMNS = 32  # of such a program, at most
-# Of kernels that sum contiguous rows: microseconds until the first program has a tile, and from the last
-# tile to the sums; and bytes that L2 still has for the third kernel.
-FILL_US, WARM_BYTES = 2.5, 16e6
-# How much longer kernels take (docs/lab/tuning.md): ours for tiles of several rows of a number of elements
-# that is no multiple of `NARROW`, ours and Inductor's where tensors lie along another axis, and Inductor's
-# for sums across memory.
-NARROW, UNEVEN, ACROSS, INDUCTORS_ACROSS, SUMS_ACROSS = 4, 1.7, 1.2, 1.5, 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +66,8 @@ class TotalAxes:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReductionGroupFacts(Facts):
-    """Facts of a program over reduction groups."""
-
-    sizes: tuple[int, ...] = ()
-    """Of the axes of the first and the third nest, outermost first."""
+class ReductionGroupFacts(TiledFacts):
+    """Facts of a program over reduction groups. `sizes`: of the axes of the first and the third nest."""
 
     summed: frozenset[int] = frozenset()
     """The places of those that are reduced."""
@@ -130,16 +101,13 @@ def facts_of_reduction_groups(program: LoopProgram) -> ReductionGroupFacts:
     first, second, third, *fourth = program.nests
     sizes, kept, reduced = sizes_of(program, third.axes), second.axes, second.reduced
     summed = [i for i, axis in enumerate(third.axes) if axis in first.summed]
-    loads = {s.buffer for s in first.accesses() if isinstance(s, Load)}
-    items = [program.buffer(name).dtype.itemsize for name in loads]
     rows = math.prod(sizes[i] for i in summed)
     partials = [s for s in first.body if isinstance(s, PartialAccumulate)]
     return ReductionGroupFacts(
         rows,
         math.prod(sizes) // rows,
-        load_bytes=sum(items),
+        **streamed(program, first.accesses()),
         instructions=sum(cost_of(s) for s in third.body if isinstance(s, Compute)),
-        item_bytes=min(items, default=2),
         sizes=sizes,
         summed=frozenset(summed),
         sums=sum(3 if s.moments else 1 for s in partials),
@@ -190,17 +158,20 @@ def across(axes: Sequence[Axis], accesses: Iterable[Load | Store]) -> tuple[int,
     return tuple(sorted(places))
 
 
-def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
+def choose(facts: ReductionGroupFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The plan of a program over reduction groups. Raises `Decline` if a kernel cannot hold all it needs."""
-    assert isinstance(facts, ReductionGroupFacts)
     along, all_summed = not _in_columns(facts), math.prod(facts.sizes[i] for i in facts.summed)
-    most_elements = ALONG if along and all_summed > ELEMENTS and facts.at_once > FEW_WORDS else ELEMENTS
-    columns = NARROW_COLUMNS if facts.moments or facts.across else COLUMNS
+    # Of the first kernel's tile, where that is not all that is summed, and a thread has much at once.
+    most_elements = ELEMENTS // 2 if along and all_summed > ELEMENTS and facts.at_once > 2 else ELEMENTS
+    # Where memory is contiguous along an axis that is kept: two lines, and one for moments and where tensors
+    # lie along another axis.
+    wide = 2 * NARROW_COLUMNS
+    columns = NARROW_COLUMNS if facts.moments or facts.across else wide
     extents = _fitting(
         facts, lambda tile: facts.at_once + facts.sums / _unrolled(facts, tile), most_elements, columns
     )
-    applied = _fitting(facts, lambda tile: facts.applied, ALONG if along else ELEMENTS, COLUMNS)
-    tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
+    applied = _fitting(facts, lambda tile: facts.applied, ELEMENTS // 2 if along else ELEMENTS, wide)
+    tiles = tiles_along(facts.sizes, extents)
     steps = math.prod(tiles[i] for i in facts.summed)
     programs = math.prod(tiles) // steps
     most = MOST_PARTIALS // math.prod(_whole(facts).values())
@@ -208,14 +179,15 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
         together = [facts.total_axes.sizes[i] for i in sorted(facts.total_axes.reduced)]
         detail = f"{together} results are reduced together"
         raise Decline(DeclineReason.ROW_TOO_WIDE, detail)
-    most_programs = device.num_sm * UNDER_WAY // math.prod(extents)
+    most_programs = device.num_sm * 4 * ELEMENTS // math.prod(extents)
     wanted = most_programs // programs
     if split_size:
         wanted = -(-facts.rows // split_size)
     splits = max(1, min(wanted, steps, most))
     splits = -(-steps // -(-steps // splits))  # as many as it takes for programs of the same number of tiles
-    room = device.shared_memory // (PROGRAMS * math.prod(extents) * facts.load_bytes)
-    stages = max(1, min(STAGES_ACROSS if facts.across else STAGES, 1 + room))
+    # Where the shared memory of a multiprocessor is enough for two programs.
+    room = device.shared_memory // (2 * math.prod(extents) * facts.load_bytes)
+    stages = max(1, min(2 if facts.across else 3, 1 + room))
     outer = _outermost(facts, extents) if _in_columns(facts) else min(facts.summed)
     walks = [Walk(1 if i in facts.summed else tiles[i], tile=extent) for i, extent in enumerate(extents)]
     unroll = _unrolled(facts, extents)
@@ -253,7 +225,7 @@ def _fitting(
     while True:
         extents = tile_of(facts, elements, columns)
         each = math.prod(extents) // (WARP * warps_of(extents))
-        if each <= PER_THREAD or each * words(extents) + REGISTER_OVERHEAD <= MOST_REGISTERS:
+        if each <= PER_THREAD or each * words(extents) + REGISTER_OVERHEAD <= 224:
             return extents
         elements //= 2
 
@@ -264,13 +236,14 @@ def warps_of(extents: tuple[int, ...]) -> int:
 
 def tile_of(facts: ReductionGroupFacts, elements: int, columns: int) -> tuple[int, ...]:
     """A tile of at most so many elements, along each axis: first along the contiguous one, then along the one
-    along which other tensors are, then along those before."""
+    along which other tensors are, then along those before. With long parts of a row, it has rows of one
+    channel, or only one row."""
     last = len(facts.sizes) - 1
     extents, left = [1] * (last + 1), elements
     for place in dict.fromkeys((last, *facts.across, *range(last, -1, -1))):
         size = facts.sizes[place]
         kept = place not in facts.summed
-        if place < last and last in facts.summed and extents[last] >= (ONE_CHANNEL if kept else LONG):
+        if place < last and last in facts.summed and extents[last] >= (256 if kept else 1024):
             continue
         if place in facts.across or (place == last and _in_columns(facts)):
             extents[place] = min(left, columns, next_power_of_2(size))
@@ -286,7 +259,7 @@ def _least_idle(size: int) -> int:
     """The longest part of a row, of those that leave nearly as few lanes idle as any."""
     lengths = [2**n for n in range(ELEMENTS.bit_length() - 1, NARROW_COLUMNS.bit_length() - 2, -1)]
     lanes = {n: -(-size // n) * n for n in lengths}
-    return next(n for n in lengths if lanes[n] <= IDLE * min(lanes.values()))
+    return next(n for n in lengths if lanes[n] <= 1.35 * min(lanes.values()))
 
 
 def _whole(facts: ReductionGroupFacts) -> dict[int, int]:
@@ -309,8 +282,8 @@ def _second_tile(facts: ReductionGroupFacts, splits: int) -> tuple[int, ...]:
     if free:
         inner = free[-1]
         in_groups = len(extents) - 1 in facts.total_axes.reduced
-        room = max(1, (PREFERRED_PARTIALS if in_groups else MOST_PARTIALS) // math.prod(tile))
-        tile[inner + 1] = min(TOTAL_COLUMNS, room, next_power_of_2(facts.total_axes.sizes[inner]))
+        room = max(1, (1024 if in_groups else MOST_PARTIALS) // math.prod(tile))
+        tile[inner + 1] = min(32, room, next_power_of_2(facts.total_axes.sizes[inner]))
     return tuple(tile)
 
 
@@ -318,8 +291,8 @@ def _column_sums_tile(facts: ReductionGroupFacts, applied: tuple[int, ...]) -> t
     """The fourth kernel's tile, along the splits and each axis of its sums: the columns of a sector, or fewer
     where there are many splits, so that more programs add them up."""
     extents, splits = [1] * len(facts.column_sums), _tiles(facts.sizes, facts.in_column_sums, applied)
-    rows = min(PREFERRED_PARTIALS, next_power_of_2(splits))
-    extents[-1] = min(SECTOR // 4, PREFERRED_PARTIALS // rows, next_power_of_2(facts.column_sums[-1]))
+    rows = min(1024, next_power_of_2(splits))
+    extents[-1] = min(SECTOR // 4, 1024 // rows, next_power_of_2(facts.column_sums[-1]))
     return rows, *extents
 
 
@@ -330,7 +303,7 @@ def _steps_of_column_sums(facts: ReductionGroupFacts, totals: Applied) -> int:
 
 def _tiles(sizes: Sequence[int], kept: Collection[int], tile: Sequence[int]) -> int:
     """The tiles along all axes that are not kept."""
-    return math.prod(-(-n // tile[i]) for i, n in enumerate(sizes) if i not in kept)
+    return math.prod(n for i, n in enumerate(tiles_along(sizes, tile)) if i not in kept)
 
 
 def placed(program: LoopProgram, plan: Plan) -> LoopProgram:
@@ -376,28 +349,21 @@ def _of_splits(nest: Nest, count: int) -> Nest:
     return Nest((splits, *axes), body)
 
 
-def expected_of_reduction_groups(
-    lowered: LoopProgram,
-    loops: LoopProgram,
-    plan: Plan,
-    facts: Facts,
-    moved: Traffic,
-    device: DeviceInfo,
-    times: Times = TIMES,
-) -> Expected:
+def expected_of_reduction_groups(case: Case) -> Expected:
     """The prediction for a program over reduction groups.
 
     Where lanes are along columns, a program adds up the rows of its tile at its end, through shared
     memory."""
-    totals = plan.totals
-    assert isinstance(facts, ReductionGroupFacts) and isinstance(totals, Applied)
+    loops, plan, facts, totals = case.loops, case.plan, case.facts, case.plan.totals
+    device, times = case.device, case.times
+    assert isinstance(totals, Applied)
     first, _, third, *fourth = loops.nests
     sums, applied = _work(loops, first), _work(loops, third)
-    small = times.us(Kind.FINAL, Work(2 * moved.workspace, 2 * moved.workspace), device)
+    small = times.us(Kind.FINAL, Work(2 * case.moved.workspace, 2 * case.moved.workspace), device)
     launch = times.start_us + (len(loops.nests) - 1) * times.launch_us
     of_rows = len(facts.sizes) - 1 in facts.summed
     if of_rows:
-        small += FILL_US
+        small += times.tiled.fill_us
     else:
         rows = math.prod(plan.walk[i].tile for i in facts.summed)
         partials = sum(isinstance(s, PartialAccumulate) for s in first.body)
@@ -407,7 +373,7 @@ def expected_of_reduction_groups(
     warm = _reread_bytes(loops) if of_rows else 0.0
     idle = 1.0
     if of_rows:
-        idle = longer(facts.sizes, totals.tile) * (ACROSS if facts.across else 1.0)
+        idle = longer(facts.sizes, totals.tile) * (times.tiled.across_factor if facts.across else 1.0)
 
     def ours(reducing: Work, applying: Work) -> float:
         reducing, applying = (
@@ -418,25 +384,23 @@ def expected_of_reduction_groups(
 
     inductor_kernels = inductors_kernels(loops, facts, device)
     ours_us = ours(sums, applied), ours(sums.idle(), applied.idle())
-    return expected_versus(inductor_kernels, ours_us, len(loops.nests), moved, device, times)
+    return case.versus(inductor_kernels, ours_us, len(loops.nests))
 
 
 def _reread_bytes(loops: LoopProgram) -> float:
     """Bytes that the third kernel reads after the first one, and that L2 still has."""
     read, reread = ({s.buffer for s in nest.accesses() if isinstance(s, Load)} for nest in loops.nests[:3:2])
-    return min(WARM_BYTES, baseline.total(loops, baseline.moved_once(loops, reread & read)).dram)
+    return min(TIMES.tiled.warm_bytes, baseline.moving_once(loops, reread & read).dram)
 
 
 def longer(sizes: Sequence[int], tile: Sequence[int]) -> float:
     """How many times as long tiles along rows take, for idle lanes and for accesses that are not wide."""
     factor = (1 + -(-sizes[-1] // tile[-1]) * tile[-1] / sizes[-1]) / 2
-    return factor * UNEVEN if math.prod(tile[:-1]) > 1 and sizes[-1] % NARROW else factor
+    return factor * TIMES.tiled.uneven_factor if math.prod(tile[:-1]) > 1 and sizes[-1] % 4 else factor
 
 
 def _work(program: LoopProgram, nest: Nest) -> Work:
-    moves = baseline.total(
-        program, baseline.moved_once(program, dict.fromkeys(s.buffer for s in nest.accesses()))
-    )
+    moves = baseline.moving_once(program, (s.buffer for s in nest.accesses()))
     return moves + computing(program, nest, nest.body)
 
 
@@ -449,15 +413,16 @@ def _recomputed_work(loops: LoopProgram) -> Work:
     recomputed = [s for s in closure(first.body, stores) if s not in stores]
     rest = [s for s in third.body if not (isinstance(s, Load) and s.buffer in read)]
     moves = (s.buffer for s in (*Nest(third.axes, tuple(recomputed)).accesses(), *third.accesses()))
-    work = baseline.total(loops, baseline.moved_once(loops, dict.fromkeys(b for b in moves if b not in read)))
+    work = baseline.moving_once(loops, (b for b in moves if b not in read))
     return work + computing(loops, first, recomputed) + computing(loops, third, rest)
 
 
-def inductors_kernels(loops: LoopProgram, facts: Facts, device: DeviceInfo) -> list[baseline.Kernel]:
+def inductors_kernels(
+    loops: LoopProgram, facts: ReductionGroupFacts, device: DeviceInfo
+) -> list[baseline.Kernel]:
     """Inductor's kernels: one of values that it stores, one of the sums and one that adds up their splits,
     one of what is small, one of what has all elements, and one of sums over these. Where it does not divide
     the sums, and nothing else is reduced before the elements, one kernel reads these again."""
-    assert isinstance(facts, ReductionGroupFacts)
     blocks = facts.numel // baseline.BLOCK + 1
     first, second, third, *_ = loops.nests
     sums, applied = _work(loops, first), _recomputed_work(loops)
@@ -469,11 +434,11 @@ def inductors_kernels(loops: LoopProgram, facts: Facts, device: DeviceInfo) -> l
     if any(isinstance(s, PartialAccumulate) and s.moments for s in first.body):
         return _of_statistics(facts, sums, applied, device)
     written, computed = _stored_between(loops, facts)
-    across = INDUCTORS_ACROSS if facts.across else 1.0
+    across = TIMES.tiled.inductors_across_factor if facts.across else 1.0
 
     def kernel(kind: Kind, work: Work, launches: int, longer: float = 1.0) -> baseline.Kernel:
         moved = (work.dram + written.dram) * across * longer
-        return baseline.Kernel(kind, dataclasses.replace(work, dram=moved), blocks, launches, ())
+        return baseline.Kernel(kind, dataclasses.replace(work, dram=moved), blocks, launches)
 
     by_axes = {axes: Nest(first.axes, closure(first.body, roots)) for axes, roots in _by_axes(loops).items()}
     counts = {
@@ -481,25 +446,28 @@ def inductors_kernels(loops: LoopProgram, facts: Facts, device: DeviceInfo) -> l
     }
     of_sums = {
         axes: kernel(
-            Kind.COLUMNS, _work(loops, nest), 1 + divided * counts[axes], 1.0 if in_rows else SUMS_ACROSS
+            Kind.COLUMNS,
+            _work(loops, nest),
+            1 + divided * counts[axes],
+            1.0 if in_rows else TIMES.tiled.sums_across_factor,
         )
         for axes, nest in by_axes.items()
     }
     if len(between) == 1 and not divided:
-        # A loop reads as slowly from L2: H200, 8192x4096 (17 MB at once) 85 us, 512x65536 (134 MB) 139.
+        # A loop reads as slowly from L2.
         held = in_rows and facts.rows <= baseline.PERSISTENT_COLS
         work = dataclasses.replace(applied if held else applied + sums, l2=0.0)
         of_sums.pop(between, None)
-        return [baseline.Kernel(Kind.COLUMNS, work, facts.cols, 1, ()), *of_sums.values()]
+        return [baseline.Kernel(Kind.COLUMNS, work, facts.cols, 1), *of_sums.values()]
     more = len({s.axes for s in second.body if isinstance(s, Reduce)}) - len(of_sums)
     results = {s.buffer for s in third.accesses() if isinstance(s, Store)}
-    added_up = baseline.total(loops, baseline.moved_once(loops, results))
+    added_up = baseline.moving_once(loops, results)
     return [
         *[kernel(Kind.POINTWISE, computed, 1)] * (divided and written.dram > 0),
         *of_sums.values(),
-        *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1, ())] * more,
+        *[baseline.Kernel(Kind.FINAL, Work(0, 0), 1, 1)] * more,
         kernel(Kind.POINTWISE, applied, 1),
-        *[baseline.Kernel(Kind.COLUMNS, added_up, blocks, 2, ())] * (len(loops.nests) > 3),
+        *[baseline.Kernel(Kind.COLUMNS, added_up, blocks, 2)] * (len(loops.nests) > 3),
     ]
 
 
@@ -558,9 +526,8 @@ def _of_statistics(
     divided = baseline.is_divided(length, facts.numel // length, True, device)
     if divided:
         elements = sums.dram / facts.item_bytes
-        places = (ADDRESS + 3 * DIVISION) * elements
-        sums += Work(0, SECTOR * elements - sums.l2, places)
+        sums += Work(0, SECTOR * elements - sums.l2, addressing(3) * elements)
     return [
-        baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + 2 * divided, ()),
-        baseline.Kernel(Kind.POINTWISE, applied, blocks, 1, ()),
+        baseline.Kernel(Kind.COLUMNS, sums, blocks, 1 + 2 * divided),
+        baseline.Kernel(Kind.POINTWISE, applied, blocks, 1),
     ]

@@ -4,10 +4,6 @@ A tile has few scales that lie next to each other: of 64x64 elements in blocks o
 two for each column. Each such run is a request of its own to L2, however short it is. In a workspace where
 the other dim is contiguous, a tile's scales are a few whole sectors. A second, small kernel then puts them
 where the graph has them (`transform.staged`).
-
-H200, 16384x4096, us of the first kernel, without and with: dSwiGLU with mixed-order
-MXFP8 224 and 195, mixed-order 1x128 84.7 and 76.4, mixed-order MXFP8 84.3 and 76.3, behind a norm 172 and
-155. That is 8 us for a million requests.
 """
 
 from __future__ import annotations
@@ -19,15 +15,8 @@ from collections.abc import Sequence
 from ..ir.hardware import LINE, SECTOR
 from .device import DeviceInfo
 from .kernel_time import TIMES, Kind, Times
-from .plan import next_power_of_2
+from .plan import next_power_of_2, tiles_along
 from .work import Work
-
-# Elements of the second kernel's tile along the dim that is contiguous in the graph, and along the others.
-PLACED = (128, 64)
-REQUEST_US = 8e-6  # of a request to L2 for a part of a line
-# Of the time that memory takes at least. A launch more takes 5 us of a processor, which the prediction for
-# the GPU does not have.
-LEAST_GAIN = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +47,10 @@ class Small:
         return -(-elements * self.item_bytes // min(run, LINE))
 
     def placing_tile(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """The second kernel's tile."""
+        """The second kernel's tile, along the dim that is contiguous in the graph, and along the others."""
         inner, *outer = (sizes[place] for place in self.places)
         lengths = next_power_of_2(inner), next_power_of_2(math.prod(outer))
-        return min(PLACED[0], lengths[0]), min(PLACED[1], lengths[1])
+        return min(128, lengths[0]), min(64, lengths[1])
 
     def num_bytes(self, sizes: Sequence[int]) -> int:
         return self.item_bytes * math.prod(sizes[place] for place in self.places)
@@ -74,12 +63,11 @@ def staged_of(small: Sequence[Small], sizes: Sequence[int], extents: Sequence[in
 
 def saved_us(small: Sequence[Small], sizes: Sequence[int], extents: Sequence[int]) -> float:
     """What the first kernel saves, in microseconds."""
-    programs = math.prod(-(-n // extent) for n, extent in zip(sizes, extents, strict=True))
     spared = sum(
         result.requests(sizes, extents, False) - result.requests(sizes, extents, True)
         for result in staged_of(small, sizes, extents)
     )
-    return REQUEST_US * programs * spared
+    return TIMES.tiled.request_us * math.prod(tiles_along(sizes, extents)) * spared
 
 
 def placing_us(num_bytes: int, device: DeviceInfo, times: Times = TIMES) -> float:
@@ -100,4 +88,5 @@ def pays(
         return False
     takes = placing_us(sum(result.num_bytes(sizes) for result in results), device)
     gain = saved_us(small, sizes, extents) - takes
-    return gain > LEAST_GAIN * 1e6 * math.prod(sizes) * element_bytes / device.bandwidth
+    # Of the time that memory takes; a launch more also takes a processor 5 us.
+    return gain > 0.05 * 1e6 * math.prod(sizes) * element_bytes / device.bandwidth

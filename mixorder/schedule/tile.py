@@ -24,47 +24,24 @@ from ..ir.program import (
     is_full,
 )
 from . import baseline
-from .cost import Traffic
-from .device import H200, DeviceInfo
-from .facts import Facts
+from .device import MEASURED, DeviceInfo
 from .finalisation import final, most_partials
-from .kernel_time import TIMES, Kind, Times
-from .plan import Launch, Layout, Plan, TileOrder, Workspace, in_tiles, next_power_of_2
-from .predicted import Expected, expected_versus
+from .kernel_time import TIMES, Kind
+from .plan import Launch, Layout, Plan, TileOrder, Workspace, in_tiles, next_power_of_2, tiles_along
+from .predicted import Case, Expected
 from .producers import with_producers
 from .staged import pays, placing_us, saved_us, staged_of
 from .tile_facts import TileFacts, facts_of_tile, small_result
-from .tile_registers import most_registers
 from .work import Work, computing
 
-# Figures of tiles and registers: 298, 643 and 691 tiles of 22 recipes (H200, 16384x4096 bf16).
 ELEMENTS = 8192  # of a tile with little to compute, half as many with more, if blocks are no larger
-# Of a tile without reductions.
-ELEMENTS_TRANSPOSED = 32768
-MOST_ELEMENTS = 32768  # of whole blocks
+MOST_ELEMENTS = 32768  # of whole blocks, and of a tile without reductions
 PER_THREAD = 64  # elements of a tile with little to compute, half as many with more
 MOST_PER_THREAD = 128  # of larger blocks of one tensor, and of no reductions, half as many of several tensors
-# Of one axis that is reduced, where nothing narrower than 2 bytes is stored: a tile has a column for each
-# lane of a warp at least, and a thread so many elements.
-PER_THREAD_OF_NORM = 16
-# Elements of a thread, up to which casts to one byte make words of columns. With 128, as mixed-order 1x128
-# has, sm_90 gets the same instructions without this. For sm_100, ptxas spills 96 bytes instead of 64.
-MOST_WORDS = 64
-WARP_ROWS = 32  # that a warp loads; its threads have some of them each
-# Rows of tiles that follow one another in bands, and bytes of a row of tiles from which they do: where all
-# tiles of some rows move less, L2 still has the line when its next tile comes.
-BAND, BAND_BYTES = 16, 4e6
-# Staged tiles with more to compute are 32x128 in bands of 8, in place of 64x64.
-BAND_STAGED = 8
-REDUCED_US = 0.08  # of a million elements that are reduced, beside what memory takes
-TRANSPOSED_US = 0.14  # of a million elements that are exchanged for a transposed store
-TRANSPOSED_SHARE = 0.44  # of the limit, at best: Inductor's kernels that store transposed (docs/quantise.md)
 
 # Of blocks along columns, Inductor has so many elements at once at most, mostly one in a thread, and reduces
-# them apart from what it stores transposed. To combine an element with those of other threads and warps
-# takes so many instructions: machine code for sm_90, torch 2.13, a maximum of 64x1 has 26 for an element, of
-# 32x1 15 to 30, and of 1x64, along rows, 13 with a quotient and a cast.
-AT_ONCE, COMBINE_INSTRUCTIONS = 64, 20
+# them apart from what it stores transposed.
+AT_ONCE = 64
 
 
 def staged_results(program: LoopProgram, plan: Plan) -> dict[str, tuple[Axis, ...]]:
@@ -75,9 +52,8 @@ def staged_results(program: LoopProgram, plan: Plan) -> dict[str, tuple[Axis, ..
     return {result.buffer: tuple(axes[place] for place in result.places) for result in small}
 
 
-def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
+def choose(facts: TileFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The tile of a tile-local program. Raises `Decline` for blocks that do not fit a program."""
-    assert isinstance(facts, TileFacts)
     extents = [n if i in facts.whole else 1 for i, n in enumerate(facts.sizes)]
     if math.prod(extents) > MOST_ELEMENTS:
         detail = f"a block of {math.prod(extents)} elements, at most {MOST_ELEMENTS} fit a program"
@@ -91,7 +67,10 @@ def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
             break
         larger = list(extents)
         larger[-min(possible)[1]] *= 2
-        if all(got >= SECTOR for got, _ in runs) and _programs(facts, larger) < 4 * device.num_sm:
+        if (
+            all(got >= SECTOR for got, _ in runs)
+            and math.prod(tiles_along(facts.sizes, larger)) < 4 * device.num_sm
+        ):
             break
         extents = larger
     chosen = completed(extents, warps_of(extents, facts), facts, device)
@@ -124,7 +103,7 @@ def _with_staging(plan: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
         return dataclasses.replace(plan, results=()).changed(dependent=False)
     band = plan.order.grouped
     if not facts.light and not plan.produced:
-        band = max(band, _band(facts, plan.extents, BAND_STAGED, 0))
+        band = max(band, _band(facts, plan.extents, 8, 0))
     return through_workspace(plan, facts).changed(dependent=device.overlaps, grouped=band)
 
 
@@ -143,7 +122,7 @@ def _free(facts: TileFacts, extents: Sequence[int]) -> int:
 def _most(facts: TileFacts, run: int) -> int:
     """The elements up to which a tile grows whose shortest run in memory is of so many bytes."""
     if not facts.reductions:
-        return ELEMENTS_TRANSPOSED
+        return MOST_ELEMENTS
     if not _roomy(facts):
         return ELEMENTS // 4 if facts.heavy else ELEMENTS // 2
     return ELEMENTS if run >= LINE else 2 * ELEMENTS
@@ -151,9 +130,7 @@ def _most(facts: TileFacts, run: int) -> int:
 
 def _roomy(facts: TileFacts) -> bool:
     """Whether a large tile is faster: with little to compute, and a reduction of blocks. With sums or maxima
-    of all rows alone, warps of a large tile wait for each other. H200, mixed-order delayed scaling, us with
-    128x128 elements and with 64x64: 16384x4096 90.0 and 79.6, 4096x4096 30.5 and 27.1, 8192x28672 357 and
-    263."""
+    of all rows alone, warps of a large tile wait for each other."""
     return facts.light and bool(facts.whole)
 
 
@@ -167,16 +144,29 @@ def _ordered(plan: Plan, facts: TileFacts) -> Plan:
         return ordered
     each, elements = facts.per_access, math.prod(plan.extents) // (warps * lanes)
     rows = max(1, min(elements, PER_THREAD if facts.reductions else MOST_PER_THREAD) // each)
-    cols = lanes // max(1, WARP_ROWS // rows) * each
-    limited = ordered.changed(max_registers=most_registers(facts, elements))
-    return dataclasses.replace(limited, layout=Layout(rows, cols, elements <= MOST_WORDS))
+    cols = lanes // max(1, 32 // rows) * each  # of the 32 rows that a warp loads
+    limited = ordered.changed(max_registers=_most_registers(facts, elements))
+    # For more elements, a GPU gets the same instructions without words of columns, or spills more.
+    return dataclasses.replace(limited, layout=Layout(rows, cols, elements <= 64))
 
 
-def _band(facts: TileFacts, extents: Sequence[int], band: int = BAND, least: float = BAND_BYTES) -> int:
+def _most_registers(facts: TileFacts, elements: int) -> int:
+    """The most that a thread with so many elements gets, so that more programs run at once; 0 where the
+    compiler decides. ptxas takes all that a limit allows, and spills where it needs more."""
+    if elements > 64 and facts.reductions:
+        return 168  # so that 12 warps fit a multiprocessor
+    if facts.light or not facts.tensors.transposed:
+        return 0
+    # Where a thread computes much, but not most of the time, more programs gain more than a few spilled
+    # registers cost; a kernel that would spill many is compiled with more (`inductor.launch_options.fit`).
+    return 72 if elements <= 32 and 24 <= facts.instructions <= 56 else 0
+
+
+def _band(facts: TileFacts, extents: Sequence[int], band: int = 16, least: float = 4e6) -> int:
     """Tiles along the first axis in a row, where several of them write one line of a transposed result, and
-    all tiles of some rows move more than `least` bytes."""
-    tiles = [-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True)]
-    several = [n for n in tiles if n > 1]
+    all tiles of some rows move more than `least` bytes: of less, L2 still has the line when its next tile
+    comes."""
+    several = [n for n in tiles_along(facts.sizes, extents) if n > 1]
     shortest = min(
         (_run(facts, extents, size, chain)[0] for size, chain in facts.tensors.chains), default=LINE
     )
@@ -203,16 +193,12 @@ def _in_sectors(facts: TileFacts, extents: Sequence[int]) -> float:
     return sum(max(1.0, SECTOR / run) for run in runs) / len(runs) if runs else 1.0
 
 
-def _programs(facts: TileFacts, extents: Sequence[int]) -> int:
-    return math.prod(-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True))
-
-
 def warps_of(extents: Sequence[int], facts: TileFacts) -> int:
     """The warps of a program with a tile of these elements."""
     elements, whole = math.prod(extents), math.prod(facts.sizes[i] for i in facts.whole)
     each = PER_THREAD if _roomy(facts) else PER_THREAD // 2
     if facts.of_norm:
-        each = PER_THREAD_OF_NORM
+        each = 16  # and a tile has a column for each lane of a warp at least
     elif (whole > ELEMENTS and facts.tensors.loads <= 1) or not facts.reductions:
         each = MOST_PER_THREAD if facts.tensors.loads <= 1 else MOST_PER_THREAD // 2
     return max(1, min(MAX_THREADS // WARP, elements // WARP // each))
@@ -236,32 +222,25 @@ def with_finalisation(plan: Plan, facts: TileFacts, device: DeviceInfo) -> Plan:
     return plan.changed(block=block, warps=warps)
 
 
-def expected_of_tile(
-    lowered: LoopProgram,
-    loops: LoopProgram,
-    plan: Plan,
-    facts: Facts,
-    moved: Traffic,
-    device: DeviceInfo,
-    times: Times = TIMES,
-) -> Expected:
+def expected_of_tile(case: Case) -> Expected:
     """The prediction for a tile-local program: it moves every tensor once. Inductor has a kernel for the
     blocks along each axis, which reads its inputs and writes its results."""
+    loops, facts, moved, device, times = case.loops, case.facts, case.moved, case.device, case.times
     nest = loops.nests[0]
     once = moved.read + moved.written + moved.workspace
-    assert isinstance(facts, TileFacts)
     from_l2 = facts.load_bytes * facts.numel if facts.row_axes else 0  # from L2, for values of whole rows
     once += 2 * moved.joined
-    idle = Work(once, once * _in_sectors(facts, plan.extents) + from_l2)
+    idle = Work(once, once * _in_sectors(facts, case.plan.extents) + from_l2)
     launch = times.start_us + times.fused.latency_us
-    exchanges = REDUCED_US * facts.reductions + TRANSPOSED_US * facts.tensors.transposed
-    exchanges *= facts.numel / 1e6 * H200.num_sm / (device.num_sm or H200.num_sm)
-    staged, sizes, extents = 0, facts.sizes, plan.extents
-    if plan.results:
+    tiled, exchanged = times.tiled, facts.tensors.transposed
+    exchanges = tiled.reduced_us * facts.reductions + tiled.transposed_us * exchanged
+    exchanges *= facts.numel / 1e6 * MEASURED.num_sm / device.num_sm
+    staged, sizes, extents = 0, facts.sizes, case.plan.extents
+    if case.plan.results:
         staged = sum(result.num_bytes(sizes) for result in staged_of(facts.small, sizes, extents))
         launch += placing_us(staged, device, times) - saved_us(facts.small, sizes, extents)
     if workspace := moved.workspace - staged:
-        launch += times.launch_us * (not plan.results)  # they are one kernel
+        launch += times.launch_us * (not case.plan.results)  # they are one kernel
         launch += times.us(Kind.FINAL, Work(workspace, workspace), device)
     work = idle + computing(loops, nest, nest.body)
     if loops.producer_nest is not None:
@@ -271,7 +250,7 @@ def expected_of_tile(
         launch + exchanges + times.us(Kind.POINTWISE, work, device),
         launch + times.us(Kind.POINTWISE, idle, device),
     )
-    return expected_versus(kernels_of(lowered), ours_us, launches_of(loops), moved, device, times)
+    return case.versus(kernels_of(case.lowered), ours_us, launches_of(loops))
 
 
 def launches_of(loops: LoopProgram) -> int:
@@ -313,13 +292,12 @@ def _kernel_of(program: LoopProgram, combines: bool) -> baseline.Kernel:
     """Inductor's kernel for a program of one nest: it reads its inputs once, and writes its results.
     `combines`: whether threads combine what they have of a block, as far as is known."""
     facts, nest = facts_of_tile(program), program.nests[0]
-    used = dict.fromkeys(s.buffer for s in nest.body if isinstance(s, Load | Store))
-    moves = tuple(baseline.moved_once(program, used))
+    moves = baseline.moving_once(program, (s.buffer for s in nest.body if isinstance(s, Load | Store)))
     along_rows = facts.whole <= {len(facts.sizes) - 1}
     kind = Kind.POINTWISE if along_rows or facts.memory_orders > 1 else Kind.COLUMNS
-    moved = sum(access.dram for access in moves) / (TRANSPOSED_SHARE if facts.memory_orders > 1 else 1.0)
+    moved = moves.dram / (TIMES.tiled.transposed_share if facts.memory_orders > 1 else 1.0)
     work = Work(moved, moved) + computing(program, nest, nest.body)
     if combines and not along_rows:
-        combined = COMBINE_INSTRUCTIONS * facts.reductions / max(1.0, _block(facts) / AT_ONCE)
+        combined = TIMES.tiled.combine_instructions * facts.reductions / max(1.0, _block(facts) / AT_ONCE)
         work += Work(0, 0, combined * facts.numel)
-    return baseline.Kernel(kind, work, facts.numel // baseline.BLOCK + 1, 1, moves)
+    return baseline.Kernel(kind, work, facts.numel // baseline.BLOCK + 1, 1)

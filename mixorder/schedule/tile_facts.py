@@ -18,15 +18,9 @@ from ..ir.program import (
     is_full,
     stride_along,
 )
-from .facts import Facts, cost_of
+from .facts import TiledFacts, cost_of, streamed
 from .producers import row_axes_of
 from .staged import Small
-
-LITTLE = 10  # instructions for an element; 7 at most had 64 elements in a thread, 13 at least 32
-# Instructions for an element, for each byte of it that is moved, above which a tile has a quarter.
-HEAVY = 4.5
-# Bytes to load of each element, from which a tile of a norm over channels is small.
-LEAST_LOADED = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +42,8 @@ class Tensors:
 
 
 @dataclasses.dataclass(frozen=True)
-class TileFacts(Facts):
+class TileFacts(TiledFacts):
     """Facts of a tile-local program."""
-
-    sizes: tuple[int, ...] = ()
-    """Of its axes, outermost first."""
 
     whole: frozenset[int] = frozenset()
     """The places of those that are reduced within a tile."""
@@ -80,17 +71,17 @@ class TileFacts(Facts):
     def of_norm(self) -> bool:
         """Whether a small tile is as good as a large one: nothing is packed or quantised."""
         narrowest = min((item for item, _ in self.tensors.chains), default=1)
-        return len(self.whole) == 1 and narrowest >= 2 and self.load_bytes >= LEAST_LOADED
+        return len(self.whole) == 1 and narrowest >= 2 and self.load_bytes >= 4
 
     @property
     def heavy(self) -> bool:
         """Whether computing takes longer than memory."""
-        return self.instructions > HEAVY * (self.load_bytes + self.tensors.store_bytes)
+        return self.instructions > 4.5 * (self.load_bytes + self.tensors.store_bytes)
 
     @property
     def light(self) -> bool:
         """Whether there is little to compute for an element, so that a thread has registers for more."""
-        return self.instructions <= LITTLE
+        return self.instructions <= 10
 
 
 def facts_of_tile(program: LoopProgram) -> TileFacts:
@@ -102,12 +93,11 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
     full = [s for s in nest.body if isinstance(s, Load | Store) and is_full(s, axes, reduced)]
     stores = [s for s in nest.body if isinstance(s, Store)]
     computed = (s for s in nest.body if isinstance(s, Compute) and every <= deps[s.name])
-    loads = {s.buffer: program.buffer(s.buffer).dtype.itemsize for s in full if isinstance(s, Load)}
     chains = {(program.buffer(s.buffer).dtype.itemsize, _chain(s, axes)) for s in full}
     read, stored = ([_chain(s, axes) for s in full if isinstance(s, kind)] for kind in (Load, Store))
     numel, cols = math.prod(sizes), math.prod(sizes[axes.index(a)] for a in axes[-2:])
     tensors = Tensors(
-        loads=len(loads),
+        loads=len({s.buffer for s in full if isinstance(s, Load)}),
         chains=tuple(sorted(c for c in chains if c[1])),
         transposed=sum(
             all(_innermost(chain, store_chain) not in store_chain[:1] for chain in read)
@@ -118,9 +108,8 @@ def facts_of_tile(program: LoopProgram) -> TileFacts:
     return TileFacts(
         numel // cols,
         cols,
-        load_bytes=sum(loads.values()),
+        **streamed(program, full),
         instructions=sum(cost_of(s) for s in computed),
-        item_bytes=min(loads.values(), default=2),
         sizes=sizes,
         whole=frozenset(i for i, axis in enumerate(axes) if axis.symbol in reduced),
         summed=frozenset(i for i, axis in enumerate(axes) if axis in summed),

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import sympy
 
 from ..errors import Decline, DeclineReason, GainsNothing
-from ..ir.hardware import LINE, MAX_THREADS, SECTOR, WARP
-from ..ir.program import Compute, Load, LoopProgram, Nest, Reduce, operands
+from ..ir.hardware import LINE, MAX_REGISTERS, MAX_THREADS, SECTOR, WARP
+from ..ir.program import Compute, LoopProgram
 from ..transform.reduction_groups import two_pass
 from . import baseline
-from .cost import Traffic
-from .device import H200, DeviceInfo
-from .facts import REGISTER_OVERHEAD, Facts, cost_of, words_of
-from .kernel_time import TIMES, Kind, Times
-from .plan import Launch, Plan, SecondStage, in_tiles, next_power_of_2
-from .predicted import Expected, expected_versus
+from .device import DeviceInfo
+from .facts import REGISTER_OVERHEAD, TiledFacts, cost_of, held_words, streamed
+from .kernel_time import Kind
+from .plan import Launch, Plan, SecondStage, in_tiles, next_power_of_2, tiles_along
+from .predicted import Case, Expected
 from .reduction_groups import (
+    MOST_PARTIALS,
     WARPS,
     across,
     facts_of_reduction_groups,
@@ -34,25 +33,10 @@ from .reduction_groups import (
 from .tile import kernels_of
 from .work import Work, computing
 
-LEAST = 2048  # elements of a tile, if there are enough groups
-ACROSS = 16384  # of one that several groups lie side by side in, at most, where these are no sector
-BUSY = 4  # programs on each multiprocessor, at least, where a tile has several groups
-# Elements of a thread, at least: it reduces those of a group by itself where groups are adjacent in memory.
-PER_THREAD, PER_THREAD_ACROSS, MOST_PER_THREAD = 16, 32, 64
-RESIDENT = 4  # programs of a multiprocessor that are enough to load while others compute
-IN_FLIGHT = 48 << 10  # bytes that a multiprocessor's programs load at once, at least
-TRANSPOSED_FACTOR = 1.5  # how much longer it takes to move tensors that lie along several axes
-WAIT_US = 1.0  # of a program, for what it loads, and for its reductions
-MOST_REGISTERS = 255  # of a thread
-MOST_PARTIALS, COLUMNS = 4096, 8  # of the second kernel's tile, at most, and the columns of it: a sector
-
 
 @dataclasses.dataclass(frozen=True)
-class WholeGroupFacts(Facts):
+class WholeGroupFacts(TiledFacts):
     """Facts of a program that keeps whole reduction groups."""
-
-    sizes: tuple[int, ...] = ()
-    """Of its axes, outermost first."""
 
     inside: frozenset[int] = frozenset()
     """The places of those that a tile has whole."""
@@ -72,53 +56,39 @@ def facts_of_whole_groups(program: LoopProgram) -> WholeGroupFacts:
     sizes = sizes_of(program, nest.axes)
     inside = frozenset(i for i, axis in enumerate(nest.axes) if axis.symbol in nest.reduced)
     cols = math.prod(sizes[i] for i in inside)
-    loads = {s.buffer for s in nest.accesses() if isinstance(s, Load)}
-    items = [program.buffer(name).dtype.itemsize for name in loads]
     return WholeGroupFacts(
         math.prod(sizes) // cols,
         cols,
-        load_bytes=sum(items),
+        **streamed(program, nest.accesses()),
         instructions=sum(cost_of(s) for s in nest.body if isinstance(s, Compute)),
-        item_bytes=min(items, default=2),
         sizes=sizes,
         inside=inside,
         across=across(nest.axes, nest.accesses()),
-        words=_held(nest),
+        words=held_words(nest, {axis.symbol for axis in nest.axes}),
         columns=(1, *sizes_of(program, [axis for final in second for axis in final.loops[1:]]))[-1],
     )
 
 
-def _held(nest: Nest) -> float:
-    """The most words of an element that are needed behind a reduction and in front of it."""
-    deps, every = nest.dependence(), {axis.symbol for axis in nest.axes}
-    first, last, words = dict[str, int](), dict[str, int](), dict[str, int]()
-    for i, stmt in enumerate(nest.body):
-        last |= dict.fromkeys(operands(stmt), i)
-        if isinstance(stmt, Load | Compute) and every <= deps[stmt.name]:
-            first[stmt.name], words[stmt.name] = i, words_of(stmt)
-    places = [i for i, stmt in enumerate(nest.body) if isinstance(stmt, Reduce)]
-    return max((sum(words[n] for n in words if first[n] < i < last.get(n, 0)) for i in places), default=0)
-
-
-def choose(facts: Facts, device: DeviceInfo, split_size: int = 0) -> Plan:
+def choose(facts: WholeGroupFacts, device: DeviceInfo, split_size: int = 0) -> Plan:
     """The plan. Raises `Decline` where a reduction group does not fit a program, or these are too few."""
-    assert isinstance(facts, WholeGroupFacts)
     extents = _extents(facts, device)
-    elements, programs = math.prod(extents), _programs(facts, extents)
-    least = PER_THREAD if len(extents) - 1 in facts.inside else PER_THREAD_ACROSS
+    elements, programs = math.prod(extents), math.prod(tiles_along(facts.sizes, extents))
+    # Elements of a thread: it reduces those of a group by itself where groups are adjacent in memory.
+    least = 16 if len(extents) - 1 in facts.inside else 32
     most = max(1, min(MAX_THREADS, elements // least) // WARP)
-    fewest = max(1, elements // MOST_PER_THREAD // WARP)
+    fewest = max(1, elements // 64 // WARP)
     every = (2**n for n in range(fewest.bit_length() - 1, most.bit_length()))
     several = {warps: resident(facts, elements, warps, device) for warps in every}
     more = 1 if len(extents) - 1 in facts.inside else -1
-    warps = max(several, key=lambda n: (min(several[n], RESIDENT), more * n), default=0)
-    if several.get(warps, 0) * elements * facts.load_bytes < IN_FLIGHT:
+    # Four programs of a multiprocessor are enough to load while others compute, if they load 48 KB at once.
+    warps = max(several, key=lambda n: (min(several[n], 4), more * n), default=0)
+    if several.get(warps, 0) * elements * facts.load_bytes < 48 << 10:
         detail = f"a reduction group of {facts.cols} elements does not fit a program, or computes too much"
         raise GainsNothing(DeclineReason.TOO_MANY_LIVE_TILES, detail)
     if programs < device.num_sm:
         detail = f"{programs} programs, too few for {device.num_sm} multiprocessors"
         raise GainsNothing(DeclineReason.ROW_TOO_WIDE, detail)
-    columns = min(COLUMNS, next_power_of_2(facts.columns))
+    columns = min(SECTOR // 4, next_power_of_2(facts.columns))
     return Plan(in_tiles(facts.sizes, extents), Launch(warps), SecondStage(columns, WARPS))
 
 
@@ -129,12 +99,12 @@ def _extents(facts: WholeGroupFacts, device: DeviceInfo) -> list[int]:
     last = len(extents) - 1
     for place in {last, *facts.across} - facts.inside:
         extents[place] = min(LINE // facts.item_bytes, next_power_of_2(facts.sizes[place]))
-        while extents[place] * facts.item_bytes > SECTOR and math.prod(extents) > ACROSS:
+        while extents[place] * facts.item_bytes > SECTOR and math.prod(extents) > 16384:
             extents[place] //= 2
     for place in (i for i in reversed(range(last)) if i not in facts.inside):
-        while math.prod(extents) < LEAST and extents[place] < facts.sizes[place]:
+        while math.prod(extents) < 2048 and extents[place] < facts.sizes[place]:
             larger = [n * (1 + (i == place)) for i, n in enumerate(extents)]
-            if _programs(facts, larger) < BUSY * device.num_sm:
+            if math.prod(tiles_along(facts.sizes, larger)) < 4 * device.num_sm:
                 break
             extents = larger
     return extents
@@ -143,13 +113,9 @@ def _extents(facts: WholeGroupFacts, device: DeviceInfo) -> list[int]:
 def resident(facts: WholeGroupFacts, elements: int, warps: int, device: DeviceInfo) -> int:
     """How many programs have registers on a multiprocessor at once."""
     each = elements / (WARP * warps) * facts.words + REGISTER_OVERHEAD
-    if each > MOST_REGISTERS:
+    if each > MAX_REGISTERS:
         return 0
     return int(min(device.registers // (each * WARP * warps), device.max_threads // (WARP * warps)))
-
-
-def _programs(facts: WholeGroupFacts, extents: Sequence[int]) -> int:
-    return math.prod(-(-n // extent) for n, extent in zip(facts.sizes, extents, strict=True))
 
 
 def totals_tile(sizes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
@@ -159,24 +125,18 @@ def totals_tile(sizes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
     return (rows, *[1] * (len(sizes) - 2), columns)[: len(sizes)]
 
 
-def expected_of_whole_groups(
-    lowered: LoopProgram,
-    loops: LoopProgram,
-    plan: Plan,
-    facts: Facts,
-    moved: Traffic,
-    device: DeviceInfo,
-    times: Times = TIMES,
-) -> Expected:
+def expected_of_whole_groups(case: Case) -> Expected:
     """The prediction: the first kernel moves every tensor once. A program computes when all is loaded, while
     others of its multiprocessor load."""
-    assert isinstance(facts, WholeGroupFacts)
+    loops, plan, facts, moved = case.loops, case.plan, case.facts, case.moved
+    device, times = case.device, case.times
     nest, elements = loops.nests[0], math.prod(plan.extents)
     once = moved.read + moved.written + moved.workspace
     launch = times.start_us + times.kernel_us + (len(loops.nests) - 1) * times.launch_us
     if len(loops.nests) > 1:
         launch += times.us(Kind.FINAL, Work(moved.workspace, moved.workspace), device)
-    lanes = elements * _programs(facts, plan.extents) / facts.numel
+    programs = math.prod(tiles_along(facts.sizes, plan.extents))
+    lanes = elements * programs / facts.numel
     moved_once = Work(once, once * _in_sectors(loops, plan))
     computed = computing(loops, nest, nest.body).scaled(lanes)
     moving_us, computing_us = (
@@ -185,11 +145,11 @@ def expected_of_whole_groups(
     several = max(1, resident(facts, elements, plan.launch.num_warps, device))
     if len(facts.sizes) - 1 in facts.inside:
         moving_us *= longer(facts.sizes, plan.extents)
-    moving_us *= TRANSPOSED_FACTOR if facts.across else 1.0
+    moving_us *= times.tiled.whole_across_factor if facts.across else 1.0
     less, more = sorted((moving_us, computing_us))
-    waits = WAIT_US * _programs(facts, plan.extents) / (several * (device.num_sm or H200.num_sm))
+    waits = times.tiled.wait_us * programs / (several * device.num_sm)
     ours_us = launch + more + (less + waits) / several, launch + moving_us
-    return expected_versus(_inductors(lowered, device), ours_us, len(loops.nests), moved, device, times)
+    return case.versus(_inductors(case.lowered, device), ours_us, len(loops.nests))
 
 
 def _in_sectors(loops: LoopProgram, plan: Plan) -> float:

@@ -35,13 +35,6 @@ from ..ir.program import (
 from .facts import BRANCHING, PRICES, RELATIVE, cost_of, is_by_row
 from .layout import SAMPLE, Sizes, offsets, per_access, sizes_of
 
-ACROSS_LINE = 8  # elements across a line's direction, of the part of a tile that is looked at
-DIVISION = 4  # instructions of a division of an index by a constant: machine code for sm_90, triton 3.7.1
-ADDRESS = 4  # of an address of 64 bits and its predicate
-IN_A_LOOP = 28  # of Inductor's sum that is relative to a maximum: two exponentials, triton 3.7.1
-MOMENTS = 6  # of a mean and a variance, for each of four elements whose moments are joined with others
-COMPENSATED = 7  # instructions of an addition with its rounding error: machine code for sm_90, triton 3.7.1
-
 
 @dataclasses.dataclass(frozen=True)
 class Work:
@@ -147,7 +140,9 @@ def computing(
     program: LoopProgram, nest: Nest, statements: Iterable[Statement], hoisted: bool = True
 ) -> Work:
     """The arithmetic of a nest's statements. A reduction or an accumulation is an instruction for each of its
-    elements; what has 64 bits takes two. `hoisted`: what depends on few of the loops is computed in these."""
+    elements; what has 64 bits takes two. `hoisted`: what depends on few of the loops is computed in these.
+    Inductor's sum that is relative to a maximum takes two exponentials, and moments of four elements are
+    joined with others."""
     deps = nest.dependence()
     values = (s for s in nest.statements if isinstance(s, Load | Compute | Reduce))
     words = {s.name: max(1, s.dtype.itemsize // 4) for s in values}
@@ -163,11 +158,11 @@ def computing(
                 reduced.add(stmt.args)
                 branches += _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Reduce):
-            each = 1 if stmt.peak is None else IN_A_LOOP
+            each = 1 if stmt.peak is None else 28
             instructions += each * _extent(program, nest, deps[stmt.value.name])
         elif isinstance(stmt, PartialAccumulate):
-            each = COMPENSATED if stmt.compensated else 1 if stmt.peak is None else PRICES[RELATIVE]
-            each = MOMENTS if stmt.moments else each
+            each = 7 if stmt.compensated else 1 if stmt.peak is None else PRICES[RELATIVE]
+            each = 6 if stmt.moments else each
             instructions += each * _extent(program, nest, deps[stmt.value.name])
     return Work(0, 0, instructions, branches=branches)
 
@@ -222,7 +217,7 @@ def _access(
         touched * (1.0 if shared else amplified),
         elements * item * near.moved,
         requests,
-        (ADDRESS + DIVISION * divisions(index)) * requests,  # once for elements that are contiguous
+        addressing(divisions(index)) * requests,  # once for elements that are contiguous
         everywhere if both else 0.0,
         everywhere if down and both else 0.0,
         elements_each * item,
@@ -271,6 +266,11 @@ class _Sectors:
     moved: float
 
 
+def addressing(divisions: int) -> int:
+    """Instructions of an address of 64 bits and its predicate, with so many divisions by a constant."""
+    return 4 + 4 * divisions
+
+
 def divisions(index: sympy.Expr) -> int:
     """How many divisions an index has."""
     return sum(type(part).__name__ in INDEX_FUNCTIONS for part in sympy.preorder_traversal(index))
@@ -278,13 +278,22 @@ def divisions(index: sympy.Expr) -> int:
 
 def _spread(index: sympy.Expr, sizes: Sizes, item: int, shifted: bool) -> float:
     """Bytes of sectors over those of elements, of a part of the space: the least of a square and of two long
-    rows, which have fewer ends. Rows that are `shifted` to a boundary cost as much as the ends of a square.
-    H200, 32768x4097 in bf16: 70% of the limit measured, 69% predicted by a square, 81% by two long rows."""
+    rows, which have fewer ends. Rows that are `shifted` to a boundary cost as much as a square's ends."""
     square = _sectors(index, sizes, (SAMPLE, SAMPLE), item).amplified
     if shifted:
         return square
     rows = (2, SAMPLE * SAMPLE // 2)
     return min(square, _sectors(index, sizes, rows, item, most=rows).amplified)
+
+
+def _part(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], most: tuple[int, int]) -> Sequence[int]:
+    """The index over a part of a tile, from its first element on. There is one iteration along an axis that
+    it is without, as `_extent` has it."""
+    rows, cols = (
+        min(extent, size, longest) if axis in index.free_symbols else 1
+        for extent, (axis, size), longest in zip(tile, sizes, most, strict=True)
+    )
+    return offsets(index, sizes, (rows, cols))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -295,13 +304,8 @@ def _sectors(
     item: int,
     most: tuple[int, int] = (SAMPLE, SAMPLE),
 ) -> _Sectors:
-    """Read off a part of the tile, from its first element on. There is one iteration along an axis that the
-    index is without, as `_extent` has it."""
-    shape = tuple(
-        min(extent, size, longest) if axis in index.free_symbols else 1
-        for extent, (axis, size), longest in zip(tile, sizes, most, strict=True)
-    )
-    places = offsets(index, sizes, (shape[0], shape[1]))
+    """Read off a part of the tile."""
+    places = _part(index, sizes, tile, most)
     elements = set(places)
     sectors = len({at * item // SECTOR for at in elements}) * SECTOR
     # A part of less than a sector has the others beside it.
@@ -313,11 +317,6 @@ def _sectors(
 def _lines(index: sympy.Expr, sizes: Sizes, tile: tuple[int, int], item: int, down: bool) -> float:
     """Lines that a tile touches beyond those that its elements would fill, over its iterations. Read off a
     part of it that is a line long."""
-    along = (ACROSS_LINE, LINE // item)
-    shape = tuple(
-        min(extent, size, most) if axis in index.free_symbols else 1
-        for extent, (axis, size), most in zip(tile, sizes, along[::-1] if down else along, strict=True)
-    )
-    places = offsets(index, sizes, (shape[0], shape[1]))
+    places = _part(index, sizes, tile, (LINE // item, 8) if down else (8, LINE // item))
     lines = len({at * item // LINE for at in places})
     return max(0.0, lines - len(set(places)) * item / LINE) / len(places)

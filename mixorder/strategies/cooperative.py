@@ -28,7 +28,7 @@ COOPERATIVE = Strategy(
     "cooperative",
     rank=30,
     choose=cooperative.choose,
-    starts=cooperative.starts,
+    starts=lambda facts, device, _: iter(cooperative.layouts(facts, device) if device.exchanges else ()),
     generate=functools.partial(generate, cooperative_kernel),
     applies=check_shareable,
     transform=lambda merged, device: cut_into_phases(merged),

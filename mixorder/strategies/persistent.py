@@ -14,12 +14,10 @@ from ..schedule.persistent_search_space import PersistentSearchSpace
 from ..schedule.plan import Plan
 from .strategy import Strategy
 
-TUNED_SPILL_FACTOR = 1.5  # times the device's registers that a timed row may take
-
 
 def _more_spills(facts: RowFacts, device: DeviceInfo, split_size: int) -> Iterator[Plan]:
     """The plan chosen if more spills are allowed than without timing."""
-    yield persistent.choose(facts, device, split_size, spill_factor=TUNED_SPILL_FACTOR)
+    yield persistent.choose(facts, device, split_size, spill_factor=1.5)
 
 
 PERSISTENT = Strategy(

@@ -13,7 +13,7 @@ from ..schedule.cost import traffic
 from ..schedule.device import DeviceInfo
 from ..schedule.facts import Facts, facts_of
 from ..schedule.plan import Plan
-from ..schedule.predicted import Expected, expected
+from ..schedule.predicted import Case, Expected, expected
 from ..schedule.search_space import SearchSpace
 
 Choose = Callable[[Any, DeviceInfo, int], Plan]
@@ -46,7 +46,7 @@ class Strategy:
     place: Callable[[LoopProgram, Plan], LoopProgram] = lambda loops, plan: loops
     describe: Callable[[Plan], str] = lambda plan: ""
     in_place: Callable[[LoopProgram], bool] = lambda loops: True
-    predict: Callable[..., Expected] = expected
+    predict: Callable[[Case], Expected] = expected
 
     @property
     def tile_local(self) -> bool:
@@ -74,4 +74,6 @@ class Chosen:
     def us(self, lowered: LoopProgram, device: DeviceInfo) -> float:
         """Microseconds predicted for the kernels, of a program as lowered."""
         moved = traffic(self.loops, self.schedule.partials)
-        return self.strategy.predict(lowered, self.loops, self.schedule, self.facts, moved, device).fused_us
+        return self.strategy.predict(
+            Case(lowered, self.loops, self.schedule, self.facts, moved, device)
+        ).fused_us

@@ -1,8 +1,7 @@
 """Contract a product and a sum that eager's kernel of one operator contracts (`region.operators`).
 
-A tile's kernel otherwise rounds each product, as separate operators do in eager. H200, dGELU with MXFP8 both
-ways, 16384x4096: 139.6 us, so 137.2. Takes a tile-local program, and returns one that states `fma`
-there.
+A tile's kernel otherwise rounds each product, as separate operators do in eager. Takes a tile-local program,
+and returns one that states `fma` there.
 """
 
 from __future__ import annotations

@@ -23,11 +23,6 @@ from ..ir.program import LoopProgram
 
 log = logging.getLogger(__name__)
 
-POOL_SECONDS = 15  # to wait for workers to start; then this process compiles
-JOB_SECONDS = 120  # to wait for one kernel
-
-_waited = False  # for the workers
-
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -101,29 +96,21 @@ def compile_all(jobs: Sequence[Job], folder: str) -> dict[Job, Any]:
 def _in_workers(jobs: Sequence[Job]) -> dict[Job, str]:
     """Fill Triton's cache by Inductor's compile workers; returns the errors of jobs that do not compile.
 
-    If there are no workers, or they fail, the remaining jobs are neither compiled nor in the result.
+    If there are no workers, or they fail or take two minutes for a kernel, the remaining jobs are neither
+    compiled nor in the result.
     """
     failed: dict[Job, str] = {}
     try:
-        if len(jobs) < 2 or not _workers_are_there():
+        if len(jobs) < 2 or (pool := workers.pool()) is None:
             return failed
         settings = triton_settings()
-        futures = [workers.submit(compile_in_worker, job, settings) for job in jobs]
+        futures = [pool.submit(compile_in_worker, job, settings) for job in jobs]
         for job, future in zip(jobs, futures, strict=True):
-            if (error := future.result(JOB_SECONDS)) is not None:
+            if (error := future.result(120)) is not None:
                 failed[job] = error
     except Exception as error:  # the pool is Inductor's: without it, the tuner is slow, not wrong
         log.info("compile workers cannot be used, %s: %s", type(error).__name__, error)
     return failed
-
-
-def _workers_are_there() -> bool:
-    """Whether Inductor's workers are ready; waits for them once in this process."""
-    global _waited
-    if not _waited:
-        _waited = True
-        workers.wait_for_workers(POOL_SECONDS)
-    return workers.workers_are_ready()
 
 
 def compile_in_worker(job: Job, settings: dict[str, str]) -> str | None:

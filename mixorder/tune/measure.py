@@ -33,9 +33,6 @@ from .timing import Captured, capture, flush_bytes, time_in_turns
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
-SETTLE_S = 0.05  # replays before the first sample
-SAMPLES_S = 1.0  # limit on the samples of one call; long kernels get fewer
-
 exclusive_gpu: Callable[[], AbstractContextManager[object]] = nullcontext
 """Entered for all that runs on the GPU, but not to compile. Where processes share a GPU, one that waits."""
 
@@ -233,11 +230,11 @@ class Bench:
             flat.abs_()
 
     def _times(self, graphs: Mapping[K, torch.cuda.CUDAGraph], reps: int) -> dict[K, float]:
-        """Medians in microseconds."""
+        """Medians in microseconds, of samples that take a second at most; long kernels get fewer."""
         assert self.flush is not None
         if not graphs:
             return {}
-        timings = time_in_turns(graphs, self.flush, reps, seconds=SAMPLES_S, settle_s=SETTLE_S)
+        timings = time_in_turns(graphs, self.flush, reps, seconds=1.0, settle_s=0.05)
         return {key: statistics.median(samples) for key, samples in timings.items()}
 
 

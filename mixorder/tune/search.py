@@ -14,12 +14,9 @@ from ..schedule.plan import Plan
 from ..schedule.search_space import SearchSpace
 
 MOST = 28  # candidates timed for one region
-ROUND_GAIN = 1.01  # a round that gains less is the last one
 MARGIN = 1.015  # the gain over the heuristic's schedule that a winner needs: more than noise
 DUELS = 2  # comparisons with the heuristic's schedule, all of which need that gain
-# Shorter kernels are not tuned.
-SHORT_US = 20.0
-REPS = 15  # samples of a candidate in a round
+SHORT_US = 20.0  # shorter kernels are not tuned
 FINAL_REPS = 60  # samples of the two that are compared at the end
 
 
@@ -99,7 +96,7 @@ def search(spaces: Mapping[str, SearchSpace], measure: Measure, most: int = MOST
     seen: set[Candidate] = set()
     first_us = 0.0
     while len(batch) > 1 or not seen:
-        times = measure(batch, REPS)
+        times = measure(batch, 15)
         if best not in times:
             raise RuntimeError(f"the schedule to compare with cannot be timed: {best}")
         first_us = first_us or times[first]
@@ -107,7 +104,7 @@ def search(spaces: Mapping[str, SearchSpace], measure: Measure, most: int = MOST
         if first_us < SHORT_US:
             break
         fastest = min(times, key=times.__getitem__)
-        if times[best] < ROUND_GAIN * times[fastest]:
+        if times[best] < 1.01 * times[fastest]:  # the last round
             break
         new = [_combined(spaces, times, best, fastest), *_near(spaces, fastest)]
         best = fastest

@@ -18,7 +18,6 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 Events = tuple[torch.cuda.Event, torch.cuda.Event]
 
-FLUSH_BYTES = 256 * 2**20  # at least; twice the L2 if that is more
 MIN_REPS = 5
 
 
@@ -33,9 +32,9 @@ class Captured(Generic[T]):
 
 
 def flush_bytes(device: torch.device | int) -> int:
-    """Bytes to overwrite in order to evict everything else from the L2 of a GPU."""
+    """Bytes to overwrite in order to evict everything else from the L2 of a GPU: twice as many as it has."""
     properties = torch.cuda.get_device_properties(device)
-    return max(FLUSH_BYTES, 2 * int(getattr(properties, "L2_cache_size", 0)))
+    return max(256 * 2**20, 2 * int(getattr(properties, "L2_cache_size", 0)))
 
 
 def capture(step: Callable[[], T], stream: torch.cuda.Stream) -> Captured[T]:

@@ -29,8 +29,6 @@ from .search import Candidate, Tuning, VersusInductor, search, versus_inductor
 
 log = logging.getLogger(__name__)
 
-WIDE = 4096  # columns; of narrower rows only the strategy chosen is timed. Untested guess.
-
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -147,10 +145,11 @@ def _versus_inductor(bench: Bench, best: Candidate) -> tuple[VersusInductor | No
 
 
 def variants(problem: Problem) -> dict[str, Chosen]:
-    """The variants of the region by name, the chosen one first: a strategy and its transformed loops."""
+    """The variants of the region by name, the chosen one first: a strategy and its transformed loops. Of
+    narrow rows only the chosen one is timed."""
     chosen = problem.chosen
     first = {chosen.strategy.title(chosen.schedule): chosen}
-    if int(problem.merged.tile_axes[1].size) <= WIDE:
+    if int(problem.merged.tile_axes[1].size) <= 4096:
         return first
     alternatives = {
         strategy.title(start.schedule): start

@@ -23,7 +23,7 @@ from mixorder.ir.program import LoopProgram
 from mixorder.lowering.tile import lower_tile
 from mixorder.region.producers import with_row_values
 from mixorder.schedule import tile
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.producers import ProgramGroups
 from mixorder.strategies.tile import TILE

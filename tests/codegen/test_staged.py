@@ -12,7 +12,7 @@ from support.quantised import RECIPES
 from mixorder.codegen.source import KernelSource
 from mixorder.ir.program import LoopProgram
 from mixorder.schedule import tile
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.strategies.tile import TILE
 
 

@@ -25,7 +25,7 @@ from mixorder.region.find import find_regions
 from mixorder.region.region import Region
 from mixorder.rewrite.canonicalise import Canonicaliser
 from mixorder.schedule import tile
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.strategies.tile import TILE
 
 BOTH = [((256, 512), bf16)]

@@ -19,7 +19,7 @@ BODY = "@triton_heuristics.user_autotune(\n    triton_meta={'signature': {}},\n)
 def defined(name: str, body: str) -> str:
     """The text that Inductor goes on with."""
 
-    text: str = launches.defined(lambda self, name, body, gpu=True: body)(None, name, body)
+    text: str = launches.defined(lambda self, name, body, gpu=True: body, None, name, body)
     return text
 
 
@@ -37,8 +37,8 @@ def defined(name: str, body: str) -> str:
 def test_what_a_definition_says(
     name: str, waits: bool, emulate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launches, "_waiting", set())
-    launches.allow_early_launch(NAME)
+    monkeypatch.setattr(launches, "_options", {})
+    launches.compile_with(NAME, waits=True, exact=False, registers=0)
     with config.patch(emulate_precision_casts=emulate):
         text = defined(name, BODY)
     meta = "triton_meta={"
@@ -48,15 +48,15 @@ def test_what_a_definition_says(
 
 
 def test_a_kernel_whose_products_are_rounded_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "_exact", set())
-    launches.forbid_contraction(NAME)
+    monkeypatch.setattr(launches, "_options", {})
+    launches.compile_with(NAME, waits=False, exact=True, registers=0)
     for name, exact in ((NAME, True), (f"{NAME}_3", True), (f"{PREFIX}sum_1", False)):
         assert ("'enable_fp_fusion': False, " in defined(name, BODY)) == exact
 
 
 def test_a_kernel_whose_threads_have_few_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "_registers", {})
-    launches.limit_registers(NAME, 128)
+    monkeypatch.setattr(launches, "_options", {})
+    launches.compile_with(NAME, waits=False, exact=False, registers=128)
     for name, limited in ((NAME, True), (f"{NAME}_3", True), (f"{PREFIX}sum_1", False)):
         text = defined(name, f"import triton\n\n{BODY}")
         assert ("triton_meta={'maxnreg': 128, " in text) == limited

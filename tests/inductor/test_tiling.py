@@ -108,6 +108,6 @@ def test_nodes_that_may_be_fused_are_read_by_names_in_loops(
     scheduler = SimpleNamespace(mutation_real_name={written: "buf0"}, name_to_buf=buffers)
     reads = Reads((SimpleNamespace(name="buf1"), SimpleNamespace(name="buf3")))
     node = NotYetFused((SimpleNamespace(scheduler=scheduler),), reads)
-    seen = tiling.by_names_in_loops(lambda node: [read.name for read in node.read_writes.reads])(node)
+    seen = tiling.by_names_in_loops(lambda node: [read.name for read in node.read_writes.reads], node)
     assert seen == ["buf0" if written == "buf1" else "buf1", "buf3"]
     assert node.read_writes is reads

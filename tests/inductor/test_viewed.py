@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,12 +33,12 @@ def lowered(of_ours: bool, has_view: bool, monkeypatch: pytest.MonkeyPatch) -> i
         graph.call_function(torch.ops.aten.view.default, (x, [4120]))
     launch = graph.call_function(torch.ops.aten.relu.default, (x,))
     value = buffer()
-    monkeypatch.setattr(viewed, "our_kernel", lambda _: of_ours or None)
+    monkeypatch.setattr(viewed, "launches_ours", lambda _: of_ours)
 
     def original(self: Any, node: Node) -> str:
         return "lowered"
 
-    run_node = viewed.settled(original)
+    run_node = functools.partial(viewed.settled, original)
     with V.set_graph_handler(GraphLowering(symbolic_trace(torch.nn.Identity()))):
         assert run_node(SimpleNamespace(env={x: value}), launch) == "lowered"
         return value.get_layout()
@@ -63,7 +64,7 @@ def test_what_several_launches_read_is_written_once(
     made = [graph.call_function(torch.ops.aten.relu.default, (x,)) for _ in range(launches)]
     for node in made:
         node.kwargs = {"kernel_idx": "launch"}
-    monkeypatch.setattr(viewed, "our_kernel", {"launch": 1}.get)
+    monkeypatch.setattr(viewed, "launches_ours", lambda node: "kernel_idx" in node.kwargs)
     with V.set_graph_handler(GraphLowering(symbolic_trace(torch.nn.Identity()))):
         loops = ir.Pointwise.create(
             device=torch.device("cpu"),
@@ -78,7 +79,7 @@ def test_what_several_launches_read_is_written_once(
                 self.mutated_buffers.add(self.env[x].get_name())
             return self.env[x]
 
-        run_node = viewed.settled(original)
+        run_node = functools.partial(viewed.settled, original)
         first, *others = (run_node(lowering, node) for node in made)
         assert lowering.env[x] is (first if over else loops) and not ir.is_storage_and_layout(loops)
         assert (first is loops) == (launches == 1) and all(one is first for one in others)

@@ -16,7 +16,7 @@ from support.inputs import poison
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch
 
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 
 HERE = Path(__file__).parent
 

@@ -24,7 +24,7 @@ from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.region.gathers import is_gather
 from mixorder.region.region import Region
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 
 
 @pytest.fixture(autouse=True)

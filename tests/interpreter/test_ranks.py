@@ -28,7 +28,7 @@ from mixorder.errors import Decline
 from mixorder.options import Options
 from mixorder.plugin import compile_for_interpreter, prepare_interpreter
 from mixorder.report import collect
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
 

@@ -37,7 +37,7 @@ from mixorder.errors import Decline, DeclineReason
 from mixorder.ir.program import BufferRole, Load, Store
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule import reduction_groups, whole_groups
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.strategies.reduction_groups import TWO_PASS
 from mixorder.strategies.whole_groups import WHOLE_GROUPS
@@ -56,7 +56,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[Strategy]:
             strategies=(*others, one),
             device=dataclasses.replace(H200, num_sm=1) if one is WHOLE_GROUPS else None,
         ),
-        mock.patch.object(whole_groups, "resident", lambda *_: whole_groups.IN_FLIGHT),
+        mock.patch.object(whole_groups, "resident", lambda *_: 48 << 10),
     ):
         yield one
 

@@ -21,7 +21,7 @@ from mixorder.codegen import producers as writing
 from mixorder.codegen import tile as codegen_tile
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule import producers
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.plan import Plan
 from mixorder.schedule.tile import through_workspace
 from mixorder.strategies.tile import TILE
@@ -293,7 +293,6 @@ def test_padding_of_rows_counts_for_nothing(
     numbers, and not three."""
     if in_parts:
         monkeypatch.setattr(producers, "ELEMENTS", 1)
-        monkeypatch.setattr(producers, "MOST_ELEMENTS", 2)
     x, dy = torch.rand(256, 544).to(bf16) + 1, -torch.rand(256, 544).to(bf16) - 1
 
     def function(x: Any, dy: Any) -> Any:

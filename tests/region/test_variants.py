@@ -21,7 +21,7 @@ from mixorder.region.region import Region
 from mixorder.region.variants import lighter, smaller
 from mixorder.report import RegionRecord
 from mixorder.rewrite.canonicalise import Canonicaliser
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.facts import facts_of
 
 aten = torch.ops.aten

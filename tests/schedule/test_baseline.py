@@ -13,7 +13,7 @@ from mixorder.inductor import config, versions
 from mixorder.lowering.lower import lower
 from mixorder.rewrite.canonicalise import Canonicaliser
 from mixorder.schedule.baseline import Kernel, kernels_of
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.facts import BY_ROW, PRICES, instructions_by_node
 
 

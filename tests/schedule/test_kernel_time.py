@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.kernel_time import TIMES, Kind, Times, read
 from mixorder.schedule.work import Work
 

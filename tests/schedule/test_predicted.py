@@ -20,7 +20,7 @@ from torch.fx import Graph
 from mixorder.errors import Decline, DeclineReason
 from mixorder.report import RegionRecord
 from mixorder.schedule.cost import Traffic
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.facts import Facts, RowFacts, facts_of
 from mixorder.schedule.predicted import (
     Expected,

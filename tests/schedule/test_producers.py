@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from mixorder.errors import Decline
-from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.device import MEASURED as H200
+from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.plan import Launch, Plan, in_tiles
 from mixorder.schedule.producers import ProgramGroups, program_groups, with_producers
 

@@ -13,7 +13,7 @@ from graphs import bf16, f32, traced
 from mixorder.errors import DeclineReason
 from mixorder.options import Options
 from mixorder.region.grow import grow
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.facts import PRICES
 from mixorder.schedule.kernel_time import TIMES
 from mixorder.schedule.remainder import remainder_us

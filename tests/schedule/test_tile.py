@@ -10,8 +10,8 @@ from support import quantised
 
 from mixorder.errors import Decline
 from mixorder.schedule import tile
-from mixorder.schedule.device import H200
-from mixorder.schedule.kernel_time import Kind
+from mixorder.schedule.device import MEASURED as H200
+from mixorder.schedule.kernel_time import TIMES, Kind
 
 
 def test_blocks_that_do_not_fit_are_declined() -> None:
@@ -41,5 +41,5 @@ def test_threads_combine_what_they_have_of_a_block_along_columns() -> None:
         found = {kernel.kind: kernel.work.instructions for kernel in tile.kernels_of(program)}
         return (found[Kind.COLUMNS] - found[Kind.POINTWISE]) / (16384 * 4096)
 
-    assert added(64) - added(128) == pytest.approx(tile.COMBINE_INSTRUCTIONS / 2, abs=0.5)
+    assert added(64) - added(128) == pytest.approx(TIMES.tiled.combine_instructions / 2, abs=0.5)
     assert added(32) == pytest.approx(added(64), abs=0.5)

@@ -88,7 +88,7 @@ def ahead_of_time(
 def multiprocessors(count: int) -> Iterator[None]:
     """Make mixorder plan for a GPU with `count` multiprocessors: small tensors then run as large ones do."""
     from mixorder.planning import planning_with
-    from mixorder.schedule.device import H200
+    from mixorder.schedule.device import MEASURED as H200
 
     with planning_with(device=dataclasses.replace(H200, num_sm=count)):
         yield

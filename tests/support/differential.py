@@ -26,7 +26,7 @@ from torch.fx.experimental import _config as symbolic
 from mixorder.errors import Decline
 from mixorder.planning import planning_with
 from mixorder.report import RegionRecord, collect
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.strategies import STRATEGIES
 
 from . import effects

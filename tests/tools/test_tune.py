@@ -11,7 +11,7 @@ import torch
 from graphs import bf16
 from lab import stopwatch, sweep, targets
 
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.persistent import choose
 from mixorder.schedule.persistent_search_space import PersistentSearchSpace

@@ -11,7 +11,7 @@ import sympy
 import torch
 from graphs import bf16, f32, only
 
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.persistent import choose
 from mixorder.transform.alignment import row_alignment

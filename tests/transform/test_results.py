@@ -30,7 +30,7 @@ from mixorder.region.producers import with_row_values
 from mixorder.region.region import Region
 from mixorder.rewrite.standalone import standalone
 from mixorder.schedule import tile
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.transform import one_hot, staged
 from mixorder.transform.branches import without_branches
 from mixorder.transform.column_blocks import check_divisible, in_blocks

@@ -17,6 +17,7 @@ import torch
 from graphs import bf16, f32, f64
 from triton.backends.nvidia import compiler as nvidia
 
+from mixorder.inductor import workers
 from mixorder.ir.program import LoopProgram
 from mixorder.tune import compile as compile_module
 from mixorder.tune.compile import Job, compile_all, compile_in_worker, environment, job_of, triton_settings
@@ -34,7 +35,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     earlier test may have asked when torch's own was not named."""
     for function in (nvidia.get_ptxas_version, nvidia.CUDABackend.hash):
         function.cache_clear()
-    monkeypatch.setattr(compile_module, "_waited", False)
+    workers._wait_once.cache_clear()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     yield tmp_path / "triton"
 
@@ -116,7 +117,6 @@ def test_torch_s_own_tools_are_named_before_workers_are_asked(
     caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inductor names them at its first compile in a process; a job of before would have another key."""
-    from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.runtime import compile_tasks
 
     def submit(function: Any, job: Any, settings: dict[str, str]) -> Future[None]:
@@ -129,8 +129,7 @@ def test_torch_s_own_tools_are_named_before_workers_are_asked(
     own = {"TRITON_PTXAS_PATH": "torch/bin/ptxas"}
     monkeypatch.setattr(compile_tasks, "_set_triton_ptxas_path", lambda: os.environ.update(own))
     monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # so that it is taken back
-    monkeypatch.setattr(compile_module, "_workers_are_there", lambda: True)
-    monkeypatch.setattr(AsyncCompile, "process_pool", lambda: types.SimpleNamespace(submit=submit))
+    monkeypatch.setattr(workers, "pool", lambda: types.SimpleNamespace(submit=submit))
     monkeypatch.setattr(compile_module, "compile_job", lambda job: job.name)
     assert len(compile_all(jobs()[1], str(caches))) == 2
     assert len(sent) == 2 and all(own.items() <= settings.items() for settings in sent)

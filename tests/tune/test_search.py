@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 from row_facts import row_facts, with_numbers
 
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.persistent import choose
 from mixorder.schedule.persistent_search_space import PersistentSearchSpace
 from mixorder.tune.search import (

@@ -24,7 +24,7 @@ from mixorder.options import Options
 from mixorder.report import RegionRecord, collect
 from mixorder.rewrite.standalone import Standalone
 from mixorder.schedule import baseline, predicted
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.strategies import STRATEGIES
 from mixorder.tune import tuner
 from mixorder.tune.measure import Bench, NotComparable, NotEnoughMemory, in_own_thread

@@ -27,7 +27,7 @@ from mixorder.errors import Decline
 from mixorder.planning import planning_with
 from mixorder.report import RegionRecord, collect
 from mixorder.schedule import tile
-from mixorder.schedule.device import H200
+from mixorder.schedule.device import MEASURED as H200
 from mixorder.schedule.plan import Plan, next_power_of_2
 from mixorder.schedule.tile import TileFacts
 from mixorder.strategies import STRATEGIES

@@ -137,7 +137,7 @@ RULES: dict[str, Any] = {
     "schedule.persistent.even": second,
     "schedule.persistent.BUSY_BLOCK": 2048,
     "schedule.persistent.SHARED_BYTES": math.inf,
-    "schedule.no_prefetch.without_prefetch": lambda facts, tile, per_sm, *_: (tile, per_sm),
+    "schedule.no_prefetch.without_prefetch": second,
     "schedule.no_prefetch.reloads": no,
     "schedule.no_prefetch.is_latency_bound": no,
     "schedule.no_prefetch.MANY_PROGRAMS": math.inf,

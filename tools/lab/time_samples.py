@@ -23,11 +23,13 @@ from mixorder.record import RegionRecord
 from mixorder.report import collect
 from mixorder.schedule import baseline, tile
 from mixorder.schedule.baseline import Kernel
-from mixorder.schedule.device import H200, DeviceInfo
+from mixorder.schedule.device import MEASURED as H200
+from mixorder.schedule.device import DeviceInfo
 from mixorder.schedule.facts import facts_of
 from mixorder.schedule.fused import Fused, fused_kernels
 from mixorder.schedule.kernel_time import Times
 from mixorder.schedule.plan import Exchanged, Launch, Plan, SecondStage, Walk, Within
+from mixorder.schedule.predicted import Case
 from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.tune.cache import _like
 
@@ -51,7 +53,7 @@ class TileLocal:
         record, strategy = self.record, strategy_of(self.record)
         facts = strategy.facts(record.loops)
         nests = record.planning.lowered, record.loops
-        takes = strategy.predict(*nests, record.schedule, facts, record.traffic, device, times)
+        takes = strategy.predict(Case(*nests, record.schedule, facts, record.traffic, device, times))
         return takes.fused_us
 
 
