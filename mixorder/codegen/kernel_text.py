@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from ..inductor.printing import IndentedBuffer, triton_compute_type
-from ..ir.dtypes import INTEGERS
+from ..ir.dtypes import INTEGERS, computed_in
 from ..ir.program import (
     Axis,
     Buffer,
@@ -50,13 +50,7 @@ class KernelText:
         self.code.do_indent()
 
     def source(
-        self,
-        name: str,
-        text: str,
-        grid: int | sympy.Expr,
-        config: LaunchConfig,
-        sizes: tuple[str, ...] = (),
-        **launch: Any,
+        self, name: str, text: str, grid: int | sympy.Expr, config: LaunchConfig, **launch: Any
     ) -> KernelSource:
         """The kernel of this text; `launch` has other fields of its record."""
         name, text = named(name, text)
@@ -66,7 +60,7 @@ class KernelText:
             text,
             buffers=tuple(b.name for b in self.buffers),
             written=tuple(b.name for b in self.buffers if b.name in written),
-            sizes=sizes,
+            sizes=self.sizes,
             grid=grid,
             config=config,
             **launch,
@@ -75,6 +69,10 @@ class KernelText:
     def pointer(self, buffer: str) -> str:
         """The parameter for a buffer, or for the input whose memory it reuses."""
         return self.program.memory(buffer).pointer
+
+    def dtype(self, stmt: PartialAccumulate) -> torch.dtype:
+        """What a partial is accumulated in."""
+        return computed_in(self.program.buffer(stmt.buffer).dtype)
 
     def cast(self, load: Load, text: str) -> str:
         """What is loaded, in the dtype that it is computed with."""
@@ -100,6 +98,16 @@ class KernelText:
         if self.maxima.has(kind, dtype):
             return self.maxima.along(kind, value, place)
         return f"{kind.tile}({value}, {place})"
+
+
+def reshaped(value: str, shape: Iterable[int]) -> str:
+    """Triton text: a tensor with other dims."""
+    return f"tl.reshape({value}, [{', '.join(map(str, shape))}])"
+
+
+def permuted(value: str, order: Iterable[int]) -> str:
+    """Triton text: a tensor with its dims in another order."""
+    return f"tl.permute({value}, ({', '.join(map(str, order))}))"
 
 
 def identity(kind: ReductionKind, dtype: torch.dtype) -> str:

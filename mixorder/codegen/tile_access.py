@@ -27,12 +27,13 @@ from ..ir.program import (
     Compute,
     Load,
     LoopProgram,
+    Nest,
     PartialAccumulate,
     Store,
     is_full,
 )
 from ..schedule.plan import Plan
-from .kernel_text import KernelText
+from .kernel_text import KernelText, permuted, reshaped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,18 +72,13 @@ class TileAccesses(KernelText):
     results have eager's bits, as scales and bytes need. Over reduction groups, products are contracted as
     Inductor's kernels have them."""
 
-    def __init__(self, program: LoopProgram, plan: Plan) -> None:
-        nest = program.nests[0]
+    def __init__(self, program: LoopProgram, nest: Nest, plan: Plan) -> None:
         self.axes = [*nest.axes]
         self.numbered = self.axes  # outermost first, as programs go along them
         self.exact = not program.over_reduction_groups
         super().__init__(program, nest, self.axes, self.exact)
         self.plan = plan
         self.extents = dict(zip(self.axes, plan.extents, strict=True))
-        self._tiles: dict[Axis, int | sympy.Expr] = {
-            axis: walk.grid * walk.split if axis.size.is_number else tiles_of(axis.size, walk.tile)
-            for axis, walk in zip(self.axes, plan.walk, strict=True)
-        }
         self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
         self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in nest.reduced)
         self.separate: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
@@ -108,7 +104,9 @@ class TileAccesses(KernelText):
         return f"{axis.symbol}_tile" if self.extents[axis] > 1 else str(axis.symbol)
 
     def tiles(self, axis: Axis) -> int | sympy.Expr:
-        return self._tiles[axis]
+        """How many tiles there are along an axis."""
+        size, extent = axis.size, self.extents[axis]
+        return -(-int(size) // extent) if size.is_number else FloorDiv(size + extent - 1, extent)
 
     def is_masked(self, axis: Axis) -> bool:
         """Whether some tile has elements beyond the end of an axis."""
@@ -251,10 +249,8 @@ class TileAccesses(KernelText):
         numbers = [[i for i, load_dim in enumerate(load_dims) if load_dim.dim == dim] for dim in dims]
         order = [i for several in numbers for i in sorted(several, key=lambda i: -load_dims[i].step)]
         if order != sorted(order):
-            text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
-        if len(load_dims) > len(dims):
-            text = f"tl.reshape({text}, [{', '.join(str(dim.extent) for dim in dims)}])"
-        return text
+            text = permuted(text, order)
+        return reshaped(text, [dim.extent for dim in dims]) if len(load_dims) > len(dims) else text
 
     def row_axis(self) -> Axis | None:
         """The axis along which a thread has several elements of a full tensor: that along which a result is
@@ -272,15 +268,16 @@ class TileAccesses(KernelText):
         """The axes of each full tensor that is loaded, or stored, innermost first."""
         reduced = {axis.symbol for axis in self.reduced_axes}
         accesses = [s for s in self.nest.body if isinstance(s, kind) and is_full(s, self.tiled, reduced)]
-        return [[axis for dim in self.dims(s.index) for axis in dim.axes][::-1] for s in accesses]
+        return [axes_of(self.dims(s.index))[::-1] for s in accesses]
 
-    def shape(self, axes: Sequence[Axis]) -> str:
-        return f"[{', '.join(str(self.extents[a]) if a in axes else '1' for a in self.tiled)}]"
+    def shape(self, axes: Sequence[Axis]) -> list[int]:
+        """The dims of a value of the tile that depends on some axes."""
+        return [self.extents[axis] if axis in axes else 1 for axis in self.tiled]
 
 
-def tiles_of(size: sympy.Expr, extent: int) -> int | sympy.Expr:
-    """How many tiles there are along an axis."""
-    return -(-int(size) // extent) if size.is_number else FloorDiv(size + extent - 1, extent)
+def axes_of(dims: Sequence[Dim]) -> list[Axis]:
+    """The axes of an access, outermost in memory first."""
+    return [axis for dim in dims for axis in dim.axes]
 
 
 def in_product(count: int | sympy.Expr) -> str:
