@@ -69,8 +69,8 @@ def _final_kernel(program: LoopProgram, plan: Plan, label: str, name: str) -> Ke
     for stmt in _with_stores_first(nest):
         writer.statement(stmt)
     config = LaunchConfig((), plan.second.warps, 1)
-    source = writer.finish(f"triton_mixorder_{label}_final", writer.batch * -(-cols // block), config)
-    return dataclasses.replace(source, waits=plan.launch.dependent)
+    grid, waits = writer.batch * -(-cols // block), plan.launch.dependent
+    return writer.finish(f"triton_mixorder_{label}_final", grid, config, waits=waits)
 
 
 def _with_stores_first(nest: Nest) -> Iterator[Statement]:

@@ -14,18 +14,16 @@ import dataclasses
 import math
 from collections import ChainMap
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sympy
 import torch
 
 from ..inductor.printing import CSEVariable, texpr, triton_compute_type
-from ..inductor.symbols import INT32_LIMIT, wide_symbols
-from ..ir.dtypes import computed_in
+from ..inductor.symbols import wide_symbols
 from ..ir.program import (
     SPLIT_SYMBOL,
     Accumulated,
-    Axis,
     AxisClass,
     BufferRole,
     Compute,
@@ -39,9 +37,7 @@ from ..ir.program import (
     Store,
 )
 from ..ir.reductions import AMAX, ReductionKind
-from ..schedule.plan import Plan
 from .kernel_text import KernelText, filler, identity
-from .programmatic_launch import released
 from .source import KernelSource, LaunchConfig
 
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
@@ -79,11 +75,6 @@ class TileDim:
         return f"{self.symbol}mask{self.suffix}"
 
 
-def of_rows(row: Axis, masked: bool) -> TileDim:
-    """The dim of a main kernel's rows."""
-    return TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", masked)
-
-
 class _Chunk(NamedTuple):
     """One chunk of the columns: its dim, the values that vary over it, and its symbol's name."""
 
@@ -95,33 +86,24 @@ class _Chunk(NamedTuple):
 class Writer(KernelText):
     """Writes one kernel; statements are placed by the caller, in the nest's order.
 
-    `spread_columns`: column vectors are loaded as full tiles, for a loop over several. `columns`: the chunks
-    of the last dim, of which `dims` has the one that is being written. `has_rows`: each thread has all rows
-    of a tile, if there are several.
+    `spread_columns`: column vectors are loaded as full tiles, for a loop over several. `keeps`: caches keep
+    what is loaded. `columns`: the chunks of the last dim, of which `dims` has the one that is being written.
+    `has_rows`: each thread has all rows of a tile, if there are several. `alignment`: where the rows start,
+    if they are shifted.
     """
 
-    has_rows = False
+    spread_columns = keeps = has_rows = False
+    alignment: RowAlignment | None = None
 
-    def __init__(
-        self,
-        program: LoopProgram,
-        nest: Nest,
-        dims: tuple[TileDim, ...],
-        num_splits: int,
-        spread_columns: bool = False,
-        keeps: bool = False,
-    ) -> None:
+    def __init__(self, program: LoopProgram, nest: Nest, dims: tuple[TileDim, ...], num_splits: int) -> None:
         super().__init__(program, nest, nest.loops)
-        self.spread_columns = spread_columns
         self.dims = dims[:2]
         self.tiled = frozenset(d.symbol for d in dims)
-        self.keeps = keeps
         self.deps = {name: deps & self.tiled for name, deps in self.deps.items()}
         batch = program.axis(AxisClass.BATCH)
         self.batch_symbol = None if batch is None else batch.symbol
         self.batch = sympy.S.One if batch is None else batch.size
         self.columns = tuple(map(self._chunk, dims[1:]))
-        self.alignment: RowAlignment | None = None
         self.wide = self._wide({SPLIT_SYMBOL: sympy.Integer(num_splits)})
 
     def begin(self, parameters: Sequence[str], name: str = "KERNEL") -> None:
@@ -149,26 +131,9 @@ class Writer(KernelText):
         """The text of an integer, in 64 bits if the symbol of a loop that it is for has as many."""
         return f"({text}).to(tl.int64)" if str(name) in self.wide else text
 
-    def begin_main(self, plan: Plan) -> None:
-        """Begin a main kernel, which has the rows of a tile and the stages as parameters."""
-        row = self.program.tile_axes[0]
-        self.begin(["XBLOCK: tl.constexpr", "NUM_STAGES: tl.constexpr"])
-        self.code.writeline(f"R0_BLOCK: tl.constexpr = {plan.chunk}")
-        if not row.size.is_number:
-            self.code.writeline(f"rows = {texpr(row.size)}")
-
-    def finish_main(self, label: str, plan: Plan) -> KernelSource:
-        launch = plan.launch
-        constants = (("XBLOCK", plan.tile_rows), ("NUM_STAGES", launch.num_stages))
-        config = LaunchConfig(constants, launch.num_warps, launch.num_stages)
-        grid = self.batch * plan.splits * plan.group
-        source = self.finish(f"triton_mixorder_{label}", grid, config)
-        return dataclasses.replace(source, registers=launch.max_registers)
-
-    def finish(self, name: str, grid: int | sympy.Expr, config: LaunchConfig) -> KernelSource:
+    def finish(self, name: str, grid: int | sympy.Expr, config: LaunchConfig, **launch: Any) -> KernelSource:
         grid = int(grid) if sympy.sympify(grid).is_number else grid
-        text = self.maxima.functions + self.code.getvalue()
-        return self.source(name, text, grid, config, sizes=self.sizes)
+        return self.source(name, self.maxima.functions + self.code.getvalue(), grid, config, **launch)
 
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
         """Number the programs: by their index on the batch axis, if there is one, then as `name`."""
@@ -184,17 +149,6 @@ class Writer(KernelText):
             f"{self.batch_symbol} = {self.to_index_width(f'(program % {batch})', self.batch_symbol)}"
         )
         self.code.writeline(f"{name} = {self.to_index_width(f'program // {batch}', name)}")
-
-    def release(self) -> None:
-        """Let the finalisation be set up; what is stored from here on depends on it."""
-        number = str(SPLIT_SYMBOL)
-        after = released(f"{number}.to(tl.int32)" if number in self.wide else number)
-        self.code.writeline(f"{number} = {self.to_index_width(after, number)}")
-
-    def tile_rows(self, tile: str) -> str:
-        """The rows of a tile; in 64 bits where an offset may need them."""
-        width = "tl.full([], XBLOCK, tl.int64)" if str(self.dims[0].symbol) in self.wide else "XBLOCK"
-        return f"{tile} * {width} + tl.arange(0, XBLOCK)[:, None]"
 
     def index(self, dim: TileDim, text: str) -> None:
         self.code.writeline(f"{dim.name} = {text}")
@@ -447,10 +401,6 @@ class Writer(KernelText):
         """The mask of a store; a subclass may restrict it."""
         return mask
 
-    def dtype(self, stmt: PartialAccumulate) -> torch.dtype:
-        """What a partial is accumulated in."""
-        return computed_in(self.program.buffer(stmt.buffer).dtype)
-
     def symbols(self, index: sympy.Expr) -> frozenset[sympy.Symbol]:
         return frozenset(index.free_symbols) & self.tiled
 
@@ -461,38 +411,6 @@ class Writer(KernelText):
             masks[self.dims[1].symbol] = columns
         return " & ".join(masks.values())
 
-    # Rows that do not start at a boundary of wide accesses.
-
     def is_shifted(self, index: sympy.Expr) -> bool:
         """Whether an access is to a full tile in a kernel with shifted rows."""
         return self.alignment is not None and self.symbols(index) == self.tiled
-
-    def shift(self, alignment: RowAlignment) -> None:
-        """The offset of this program's rows from a boundary: one, because they are `period` apart."""
-        self.alignment = alignment
-        first = f"{SPLIT_SYMBOL} % {alignment.period}"
-        first = f"({first}).to(tl.int64)" if alignment.stride * alignment.period >= INT32_LIMIT else first
-        self.code.writeline(f"first = {first}")
-        self.code.writeline(f"shift = (first * {alignment.stride}) % {alignment.elements}")
-
-    def shifted_columns(self, start: str, end: str) -> None:
-        """Columns `start` to `end`, shifted so that lanes begin at a boundary. Masks for wide accesses:
-        `whole` where all of its columns are in this range, `near` where some are."""
-        assert self.alignment is not None
-        y, n = self.dims[1], self.alignment.elements
-        self.code.writeline(f"lane_offset = {start} + tl.arange(0, R0_BLOCK)[None, :]")
-        self.code.writeline(f"{y.symbol} = {self.to_index_width('lane_offset - shift', y.symbol)}")
-        self.code.writeline(f"{y.mask} = ({y.symbol} >= {start}) & ({y.symbol} < {end})")
-        group = f"({start} - shift + tl.arange(0, R0_BLOCK)[None, :] // {n} * {n})"
-        self.code.writeline(f"{NEAR} = {group} < {end}")
-        self.code.writeline(f"{WHOLE} = ({group} >= {start}) & ({group} <= {end} - {n})")
-
-    def shifted_rows(self, tile: str) -> None:
-        """Every `period`-th row from `first`, and the offsets at which their columns begin."""
-        assert self.alignment is not None
-        x, alignment = self.dims[0], self.alignment
-        rows = self.tile_rows(f"({tile})")
-        self.code.writeline(f"{x.symbol} = ({rows}) * {alignment.period} + first")
-        # Divided and multiplied, so that Triton sees a multiple of `n` (a hint is lost in a tile of one row).
-        n = alignment.elements
-        self.code.writeline(f"start = ({x.symbol} * {alignment.stride} - shift) // {n} * {n}")
