@@ -123,7 +123,7 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """`name = op(*args, **kwargs)`: one op of Inductor's pointwise op set; `Ref` arguments name values."""
+    """`name = op(*args, **kwargs)`: one op of Inductor's pointwise op set; `Ref`s in `args` name values."""
 
     name: str
     op: str
@@ -249,9 +249,7 @@ Value = Load | Compute | Reduce | Accumulated | Carry
 def operands(stmt: Statement) -> Iterator[str]:
     """Names of the values that a statement uses."""
     if isinstance(stmt, Compute):
-        for arg in (*stmt.args, *(v for _, v in stmt.kwargs)):
-            if isinstance(arg, Ref):
-                yield arg.name
+        yield from (arg.name for arg in stmt.args if isinstance(arg, Ref))
     elif isinstance(stmt, Load):
         if stmt.predicate is not None:
             yield stmt.predicate.name

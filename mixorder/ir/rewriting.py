@@ -64,6 +64,11 @@ class Scope:
         stmt = self.values[arg.name] if isinstance(arg, Ref) else None
         return stmt.args[0] if isinstance(stmt, Compute) and stmt.op == "constant" else None
 
+    def with_constant(self, stmt: Compute) -> tuple[Ref, Ref, float | None]:
+        """The operands of an op, a constant last if there is one, and its number; None if there is none."""
+        value, constant = stmt.args if self.constant(stmt.args[1]) is not None else stmt.args[::-1]
+        return value, constant, self.constant(constant)
+
 
 Rule = Callable[[Statement, Scope], Sequence[Statement]]
 """What takes the place of a statement; empty where it stays."""
@@ -84,6 +89,15 @@ def rewritten(program: LoopProgram, *rules: Rule) -> LoopProgram:
 def is_op(stmt: object, op: str, dtype: torch.dtype) -> TypeGuard[Compute]:
     """Whether a statement computes an op in a dtype."""
     return isinstance(stmt, Compute) and stmt.op == op and stmt.dtype == dtype
+
+
+SELECTING = frozenset({"maximum", "minimum", "abs", "neg", "where"})
+"""Ops that give one of some operands, but for the sign."""
+
+
+def selected(stmt: Compute) -> list[str]:
+    """The names of the operands of which a selecting op gives one."""
+    return [*operands(stmt)][stmt.op == "where" :]
 
 
 class Steps:
@@ -112,8 +126,7 @@ def reading(stmt: Some, replacements: Mapping[str, Ref]) -> Some:
         return replacements.get(arg.name, arg) if isinstance(arg, Ref) else arg
 
     if isinstance(stmt, Compute):
-        kwargs = tuple((key, new(value)) for key, value in stmt.kwargs)
-        return dataclasses.replace(stmt, args=tuple(map(new, stmt.args)), kwargs=kwargs)
+        return dataclasses.replace(stmt, args=tuple(map(new, stmt.args)))
     if isinstance(stmt, Load):
         return dataclasses.replace(stmt, predicate=new(stmt.predicate))
     if isinstance(stmt, Exchange):
@@ -171,8 +184,3 @@ def _along(index: sympy.Expr, groups: AxisGroups) -> sympy.Expr:
             at = long.symbol if whole and inside == 1 else ModularIndexing(long.symbol, inside, size)
             index += step * (FloorDiv(long.symbol, inside) if whole and inside != 1 else at)
     return index
-
-
-def renamed(stmt: Load | Compute, name: str, replacements: Mapping[str, str]) -> Load | Compute:
-    """A statement by another name, which uses other values."""
-    return dataclasses.replace(reading(stmt, {old: Ref(new) for old, new in replacements.items()}), name=name)

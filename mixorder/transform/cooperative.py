@@ -31,7 +31,7 @@ from ..ir.program import (
     Store,
     operands,
 )
-from ..ir.rewriting import renamed
+from ..ir.rewriting import reading
 
 Root = Reduce | PartialAccumulate | Store
 
@@ -129,7 +129,7 @@ class _Phases:
                 self.body.append(Carry(new, Ref(before), stmt.dtype))
             else:
                 assert isinstance(stmt, Load | Compute), name  # a reduction comes before its uses
-                used = {n: self.value(n, phase) for n in operands(stmt)}
-                self.body.append(renamed(stmt, new, used))
+                used = {n: Ref(self.value(n, phase)) for n in operands(stmt)}
+                self.body.append(dataclasses.replace(reading(stmt, used), name=new))
             self.named[key] = new
         return self.named[key]

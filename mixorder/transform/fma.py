@@ -28,9 +28,7 @@ def form_fma(program: LoopProgram) -> LoopProgram:
     def contracted(stmt: Statement, scope: Scope) -> list[Compute]:
         """A sum or a difference with its product. Of two products it takes the first, as a compiler does if
         it may choose."""
-        if scope.nest is not program.nests[0] or not isinstance(stmt, Compute) or stmt.name not in wanted:
-            return []
-        if stmt.op not in ("add", "sub") or stmt.kwargs or not all(isinstance(a, Ref) for a in stmt.args):
+        if scope.nest is not program.nests[0] or not is_sum(stmt) or stmt.name not in wanted:
             return []
         first, second = (scope.values[a.name] for a in stmt.args)
         product = first if _is_product(first, stmt, scope) else second
@@ -59,12 +57,23 @@ def _above_stores(program: LoopProgram) -> Iterator[str]:
             todo.extend(operands(values[name]))
 
 
+def is_sum(stmt: Statement) -> TypeGuard[Compute]:
+    """Whether a statement is a sum or a difference of two values."""
+    return isinstance(stmt, Compute) and stmt.op in ("add", "sub") and _is_of_values(stmt)
+
+
+def is_product(value: Value, stmt: Compute) -> TypeGuard[Compute]:
+    """Whether a value is a product of two values, in the dtype of a sum."""
+    return is_op(value, "mul", stmt.dtype) and _is_of_values(value)
+
+
+def _is_of_values(stmt: Compute) -> bool:
+    return not stmt.kwargs and all(isinstance(arg, Ref) for arg in stmt.args)
+
+
 def _is_product(value: Value, stmt: Compute, scope: Scope) -> TypeGuard[Compute]:
-    """Whether a value is a product over the whole tile, in the dtype of its sum."""
-    if not is_op(value, "mul", stmt.dtype) or value.kwargs:
-        return False
-    tile = frozenset().union(*scope.deps.values())
-    return all(isinstance(a, Ref) for a in value.args) and scope.deps[value.name] == tile
+    """Whether a value is a product over the whole tile."""
+    return is_product(value, stmt) and scope.deps[value.name] == frozenset().union(*scope.deps.values())
 
 
 def _is_free(product: Compute, stmt: Compute, scope: Scope) -> bool:
