@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 
-from ..inductor.printing import IndentedBuffer, triton_compute_type
+from ..inductor.printing import AT_ONCE, COMPARED, IndentedBuffer, triton_compute_type
 from ..ir.dtypes import INTEGERS, computed_in
 from ..ir.program import (
     Axis,
@@ -24,9 +24,16 @@ from ..ir.program import (
     Store,
 )
 from ..ir.reductions import ReductionKind
-from .maxima import Maxima
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
+
+_REDUCER = """\
+@triton.jit
+def {}_or_nan(a, b):
+    return {}
+
+
+"""
 
 
 class KernelText:
@@ -40,7 +47,8 @@ class KernelText:
         self.deps = nest.dependence()
         self.buffers = buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
-        self.maxima = Maxima()
+        self.compared = False  # whether maxima are comparisons, where their instruction is not to be used
+        self.reducers: dict[str, str] = {}  # functions that the kernel calls for maxima, by their ops
 
     def begin_function(self, *parameters: str, name: str = "KERNEL") -> None:
         """Begin the kernel, or a function of this name, which has the buffers as its first parameters."""
@@ -82,8 +90,8 @@ class KernelText:
 
     def combined(self, kind: ReductionKind, left: str, right: str, dtype: torch.dtype) -> str:
         """The text of two values of a reduction, combined."""
-        if self.maxima.has(kind, dtype):
-            return self.maxima.of(kind, left, right)
+        if _in_one_instruction(kind, dtype):
+            return (COMPARED if self.compared else AT_ONCE)[kind.combine].format(left, right)
         return self.ops.combine(kind.combine, left, right, dtype)
 
     def reduced_along(
@@ -95,9 +103,17 @@ class KernelText:
 
     def reduced_once(self, kind: ReductionKind, dtype: torch.dtype, value: str, place: int) -> str:
         """A value reduced along one of its dims, which it loses."""
-        if self.maxima.has(kind, dtype):
-            return self.maxima.along(kind, value, place)
-        return f"{kind.tile}({value}, {place})"
+        if not _in_one_instruction(kind, dtype):
+            return f"{kind.tile}({value}, {place})"
+        self.reducers[kind.combine] = _REDUCER.format(kind.combine, self.combined(kind, "a", "b", dtype))
+        return f"tl.reduce({value}, {place}, {kind.combine}_or_nan)"
+
+
+def _in_one_instruction(kind: ReductionKind, dtype: torch.dtype) -> bool:
+    """Whether a reduction is a maximum or a minimum of float32. Inductor's functions compare an element twice
+    and select it: four instructions or five. From compute capability 8.0 on, GPUs have one that propagates
+    NaN as eager does; for others Triton writes the comparisons."""
+    return kind.selects and dtype == torch.float32
 
 
 def reshaped(value: str, shape: Iterable[int]) -> str:

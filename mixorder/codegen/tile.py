@@ -36,12 +36,11 @@ from ..ir.program import (
 )
 from ..ir.reductions import ReductionKind
 from ..ir.rewriting import Scope
-from ..schedule.plan import Launch, Plan, Produced, in_tiles
+from ..schedule.plan import Plan, Produced, in_tiles
 from ..schedule.producers import ProgramGroups, program_groups, row_axes_of
 from ..transform.cooperative import MAILBOX
 from .exchange import word
 from .kernel_text import buffers_of, filler, identity, permuted, reshaped
-from .maxima import Maxima
 from .producers import FUNCTION, awaited, branches, looked_at, roles
 from .registers import HELPER, WORD, along_columns
 from .source import KernelSource, LaunchConfig
@@ -58,26 +57,6 @@ def tile_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
         writer.begin_groups(program.producer_nest)
     writer.whole()
     return writer.finish(f"triton_mixorder_{label}")
-
-
-def row_values(
-    program: LoopProgram, producer_nest: Nest, produced: Produced, launch: Launch, maxima: Maxima
-) -> tuple[str, str]:
-    """The text of a function that computes and stores values of whole rows, and its pointers."""
-    row, column = producer_nest.loops
-    plan = Plan(
-        in_tiles([int(axis.size) for axis in producer_nest.loops], [produced.rows, produced.cols]), launch
-    )
-    writer = TileWriter(program, producer_nest, plan)
-    writer.separate, writer.maxima = frozenset({row}), maxima
-    writer.begin_function(writer.number(row), name=FUNCTION)
-    if row.symbol in writer.wide_symbols:
-        writer.code.writeline(f"{writer.number(row)} = {writer.number(row)}.to(tl.int64)")
-    if writer.tiles(column) > 1:
-        writer.tile_by_tile(producer_nest, column)
-    else:
-        writer.whole()
-    return f"{writer.code.getvalue()}\n\n", ", ".join(b.pointer for b in writer.buffers)
 
 
 def copy_function(program: LoopProgram, nest: Nest, plan: Plan, name: str) -> tuple[str, list[str], int]:
@@ -100,7 +79,7 @@ class TileWriter(TileAccesses):
         if plan.produced and program.producer_nest is not None:
             read = buffers_of(program, program.producer_nest)
             self.buffers = [b for b in program.buffers if b in self.buffers or b in read]
-        self.maxima.compared = self.turns_a_byte()
+        self.compared = self.turns_a_byte()
         values = (s.dtype for s in self.nest.body if isinstance(s, Compute))
         self.ops.at_once = not any(dtype.itemsize == 1 and dtype.is_floating_point for dtype in values)
         self.transposed: set[str] = set()
@@ -137,10 +116,10 @@ class TileWriter(TileAccesses):
         """Begin a kernel whose programs come in groups (`codegen.producers`)."""
         sizes = [int(axis.size) for axis in self.axes]
         row_axes = row_axes_of(producer_nest, sizes)
-        producers, launch = self.plan.produced, self.plan.launch
+        producers = self.plan.produced
         assert producers is not None
         groups = self._groups = program_groups(sizes, row_axes, self.plan)
-        self._functions, pointers = row_values(self.program, producer_nest, producers, launch, self.maxima)
+        self._functions, pointers = self.row_values(producer_nest, producers)
         row, column = self.number(self.axes[0]), self.number(self.axes[row_axes])
         mailbox = self.program.buffer(MAILBOX)
         counter = f"{mailbox.pointer} + {offset_text(mailbox.numel - 1)}"
@@ -148,6 +127,21 @@ class TileWriter(TileAccesses):
             self.code.writeline(line)
         self.code.do_indent()
         self._begun, self._of_values = len(self.code.getvalue()), pointers
+
+    def row_values(self, nest: Nest, produced: Produced) -> tuple[str, str]:
+        """The text of a function that computes and stores values of whole rows, and its pointers."""
+        row, column = nest.loops
+        walk = in_tiles([int(axis.size) for axis in nest.loops], [produced.rows, produced.cols])
+        writer = TileWriter(self.program, nest, Plan(walk, self.plan.launch))
+        writer.separate, writer.compared, writer.reducers = frozenset({row}), self.compared, self.reducers
+        writer.begin_function(writer.number(row), name=FUNCTION)
+        if row.symbol in writer.wide_symbols:
+            writer.code.writeline(f"{writer.number(row)} = {writer.number(row)}.to(tl.int64)")
+        if writer.tiles(column) > 1:
+            writer.tile_by_tile(nest, column)
+        else:
+            writer.whole()
+        return f"{writer.code.getvalue()}\n\n", ", ".join(b.pointer for b in writer.buffers)
 
     def text(self) -> str:
         """The text of the kernel; of one with groups, what follows the wait of a tile is in branches."""
@@ -159,7 +153,7 @@ class TileWriter(TileAccesses):
         return whole[: self._begun] + textwrap.indent("\n".join(lines), " " * 8) + "\n"
 
     def finish(self, name: str) -> KernelSource:
-        functions = self._functions + self.maxima.functions + HELPER * self._words
+        functions = self._functions + "".join(self.reducers.values()) + HELPER * self._words
         launch, grid = self.plan.launch, self.tiles_in_all
         config = LaunchConfig((), launch.num_warps, launch.num_stages)
         groups, producers = self._groups, self.plan.produced

@@ -23,7 +23,6 @@ from ..inductor.printing import CSEVariable, texpr, triton_compute_type
 from ..inductor.symbols import wide_symbols
 from ..ir.program import (
     SPLIT_SYMBOL,
-    Accumulated,
     AxisClass,
     BufferRole,
     Compute,
@@ -133,7 +132,9 @@ class Writer(KernelText):
 
     def finish(self, name: str, grid: int | sympy.Expr, config: LaunchConfig, **launch: Any) -> KernelSource:
         grid = int(grid) if sympy.sympify(grid).is_number else grid
-        return self.source(name, self.maxima.functions + self.code.getvalue(), grid, config, **launch)
+        return self.source(
+            name, "".join(self.reducers.values()) + self.code.getvalue(), grid, config, **launch
+        )
 
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
         """Number the programs: by their index on the batch axis, if there is one, then as `name`."""
@@ -173,7 +174,7 @@ class Writer(KernelText):
         with self.ops.active():
             if isinstance(stmt, Reduce):
                 self.reduce(stmt)
-            elif isinstance(stmt, Accumulated):
+            elif isinstance(stmt, Load) and self.program.buffer(stmt.buffer).role is BufferRole.ACCUMULATOR:
                 self.accumulated(stmt)
             elif self.dims[1].symbol in self.varies(stmt):
                 for _ in self.chunks():
@@ -261,13 +262,12 @@ class Writer(KernelText):
         return value
 
     def accumulate(self, stmt: PartialAccumulate) -> None:
+        kind, dtype = stmt.kind if stmt.peak is None else AMAX, self.dtype(stmt)
+        value = self.masked_value(stmt.value.name, kind, dtype, self.masked_dims(stmt))
         if stmt.peak is not None:
-            dims = self.masked_dims(stmt)
-            self.add_relative(stmt, self.masked_value(stmt.value.name, AMAX, self.dtype(stmt), dims))
-            return
-        dims, dtype = self.masked_dims(stmt), self.dtype(stmt)
-        value = self.masked_value(stmt.value.name, stmt.kind, dtype, dims)
-        self.add(stmt, self.reduced_along(stmt.kind, dtype, value, 0, 2) if self.folds(stmt) else value)
+            self.add_relative(stmt, value)
+        else:
+            self.add(stmt, self.reduced_along(kind, dtype, value, 0, 2) if self.folds(stmt) else value)
 
     def masked_dims(self, stmt: PartialAccumulate) -> tuple[TileDim, ...]:
         """The dims beyond whose extents a value may change what is accumulated."""
@@ -320,26 +320,25 @@ class Writer(KernelText):
         if self.dims[1].symbol in self.symbols(stmt.index):
             for _ in self.chunks():
                 value = " - ".join(self.accumulators(stmt))
-                yield self.over_tile(stmt, value if stmt.peak is None else self.relative(stmt, value))
+                value = value if stmt.peak is None else self.relative(stmt, value)
+                yield self.over_tile(stmt, value, stmt.kind)
             return
         values = [" - ".join(self.accumulators(stmt)) for _ in self.chunks()]
-        yield self.over_tile(stmt, self.joined(stmt.kind, values, self.dtype(stmt)))
+        yield self.over_tile(stmt, self.joined(stmt.kind, values, self.dtype(stmt)), stmt.kind)
 
     def relative(self, stmt: PartialAccumulate, value: str) -> str:
         """The sums of a tile's rows, relative to the maximum of these rows."""
-        dtype, peak = self.dtype(stmt), self.peak(stmt)
-        highest = peak
-        for dim in self.reduced_dims(stmt):
-            highest = self.reduced_along(AMAX, dtype, highest, self.dims.index(dim), 2)
-        factor = self.exponential(f"({peak} - {highest})", dtype)
+        peak = self.peak(stmt)
+        factor = self.exponential(f"({peak} - {self.over_tile(stmt, peak, AMAX)})", self.dtype(stmt))
         return f"tl.where({peak} == float('-inf'), 0.0, {value} * {factor})"
 
-    def over_tile(self, stmt: PartialAccumulate, value: str) -> str:
+    def over_tile(self, stmt: PartialAccumulate, value: str, kind: ReductionKind) -> str:
+        """A tile, reduced along the dims that a partial does not keep."""
         for dim in self.reduced_dims(stmt):
-            value = self.reduced_along(stmt.kind, self.dtype(stmt), value, self.dims.index(dim), 2)
+            value = self.reduced_along(kind, self.dtype(stmt), value, self.dims.index(dim), 2)
         return value
 
-    def accumulated(self, stmt: Accumulated) -> None:
+    def accumulated(self, stmt: Load) -> None:
         """Define the total of a partial in its reader's dtype."""
         partial = next(
             s for s in self.nest.body if isinstance(s, PartialAccumulate) and s.buffer == stmt.buffer

@@ -107,7 +107,8 @@ class Buffer:
 class Load:
     """`name = buffer[index]`, in the buffer's dtype, upcast to the compute dtype `dtype`.
 
-    Where the bool value `predicate` is false, nothing is read and the index may be out of range.
+    Where the bool value `predicate` is false, nothing is read and the index may be out of range. From an
+    accumulator it is the total, after the loop over rows.
     """
 
     name: str
@@ -185,19 +186,6 @@ class PartialAccumulate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Accumulated:
-    """`name = buffer[index]`: the total of what was accumulated, after the loop over rows."""
-
-    name: str
-    buffer: str
-    index: sympy.Expr
-    dtype: torch.dtype
-
-    def __str__(self) -> str:
-        return f"%{self.name}: {short_dtype(self.dtype)} = accumulated {self.buffer}[{self.index}]"
-
-
-@dataclasses.dataclass(frozen=True)
 class Store:
     """`buffer[index] = value`, cast to the buffer's dtype."""
 
@@ -242,23 +230,16 @@ class Ref:
         return f"%{self.name}"
 
 
-Statement = Load | Compute | Reduce | PartialAccumulate | Accumulated | Store | Carry | Exchange
-Value = Load | Compute | Reduce | Accumulated | Carry
+Statement = Load | Compute | Reduce | PartialAccumulate | Store | Carry | Exchange
+Value = Load | Compute | Reduce | Carry
 
 
 def operands(stmt: Statement) -> Iterator[str]:
     """Names of the values that a statement uses."""
-    if isinstance(stmt, Compute):
-        yield from (arg.name for arg in stmt.args if isinstance(arg, Ref))
-    elif isinstance(stmt, Load):
-        if stmt.predicate is not None:
-            yield stmt.predicate.name
-    elif isinstance(stmt, Exchange):
-        yield from (ref.name for ref in stmt.values)
-    elif not isinstance(stmt, Accumulated):
-        yield stmt.value.name
-        if isinstance(stmt, Reduce) and stmt.peak is not None:
-            yield stmt.peak.name
+    for field in vars(stmt).values():
+        for value in field if isinstance(field, tuple) else (field,):
+            if isinstance(value, Ref):
+                yield value.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -438,14 +419,7 @@ class LoopProgram:
 def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Statement, ...]:
     """The statements of `body`, in order, that `roots` need, followed by the roots."""
     roots = tuple(roots)
-    body = tuple(body)
-    needed = {name for root in roots for name in operands(root)}
-    kept: list[Statement] = []
-    for stmt in reversed(body):
-        if isinstance(stmt, Value) and stmt.name in needed:
-            needed.update(operands(stmt))
-            kept.append(stmt)
-    return (*reversed(kept), *roots)
+    return (*live((s for s in body if isinstance(s, Value)), roots), *roots)
 
 
 def behind(body: Iterable[Statement], roots: Collection[Statement]) -> set[str]:
@@ -472,9 +446,9 @@ def workspace(name: str, dtype: torch.dtype, axes: Sequence[Axis]) -> tuple[Buff
     return Buffer(name, BufferRole.WORKSPACE, dtype, sizes, strides), flat(axes)
 
 
-def live(body: Iterable[Statement]) -> tuple[Statement, ...]:
-    """The statements of a body that are no values, and the values that statements use, in order."""
-    needed: set[str] = set()
+def live(body: Iterable[Statement], roots: Iterable[Statement] = ()) -> tuple[Statement, ...]:
+    """The statements of a body that are no values, and the values that these and the roots use, in order."""
+    needed = {name for root in roots for name in operands(root)}
     kept: list[Statement] = []
     for stmt in reversed(tuple(body)):
         if not isinstance(stmt, Value) or stmt.name in needed:

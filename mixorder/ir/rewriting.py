@@ -15,7 +15,6 @@ from ..inductor.symbols import FloorDiv, ModularIndexing
 from .program import (
     Axis,
     Compute,
-    Exchange,
     Load,
     LoopProgram,
     Nest,
@@ -122,16 +121,12 @@ def reading(stmt: Some, replacements: Mapping[str, Ref]) -> Some:
     if replacements.keys().isdisjoint(operands(stmt)):
         return stmt
 
-    def new(arg: Any) -> Any:
-        return replacements.get(arg.name, arg) if isinstance(arg, Ref) else arg
+    def new(field: Any) -> Any:
+        if isinstance(field, tuple):
+            return tuple(map(new, field))
+        return replacements.get(field.name, field) if isinstance(field, Ref) else field
 
-    if isinstance(stmt, Compute):
-        return dataclasses.replace(stmt, args=tuple(map(new, stmt.args)))
-    if isinstance(stmt, Load):
-        return dataclasses.replace(stmt, predicate=new(stmt.predicate))
-    if isinstance(stmt, Exchange):
-        return dataclasses.replace(stmt, values=tuple(map(new, stmt.values)))
-    return dataclasses.replace(stmt, value=new(stmt.value))  # type: ignore[call-arg,union-attr]
+    return dataclasses.replace(stmt, **{name: new(field) for name, field in vars(stmt).items()})
 
 
 def reindexed(stmt: Some, index: Callable[[sympy.Expr], sympy.Expr]) -> Some:

@@ -133,11 +133,12 @@ class _TileTracer(Tracer):
         return self.once(node, node, ())
 
     def traced(self, node: Node, index: Index) -> Traced:
-        is_input, is_reduction = node in self._inputs, reduction_kind(node) is not None
-        if not (is_input or is_reduction or is_pointwise(node)) and operands(node):
+        if node in self._inputs:
+            return self.load(node, self.index(node))
+        is_reduction = reduction_kind(node) is not None
+        if not (is_reduction or is_pointwise(node)) and operands(node):
             return self.value(operands(node)[0])
-        traced = super().traced(node, () if is_reduction else self.index(node))
-        return traced if is_input else self.rounded(traced, node)
+        return self.rounded(super().traced(node, () if is_reduction else self.index(node)), node)
 
     def rounded(self, value: Traced, node: Node) -> Traced:
         """A result, rounded to half precision if the graph states that and it may need it."""

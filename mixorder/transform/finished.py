@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..ir.program import Accumulated, BufferRole, Load, LoopProgram, Nest, Reduce, Ref, Statement, Value
+from ..ir.program import BufferRole, LoopProgram, Nest, Reduce, Ref, Statement, Value
 from ..ir.rewriting import reading
 
 
@@ -18,7 +18,7 @@ def finished(program: LoopProgram) -> LoopProgram:
     are never in memory."""
     main, final = program.nests
     taken = {s.name for s in main.statements if isinstance(s, Value)}
-    after = tuple(_after(program, final, taken))
+    after = tuple(_after(final, taken))
     buffers = tuple(
         dataclasses.replace(b, role=BufferRole.ACCUMULATOR) if b.role is BufferRole.WORKSPACE else b
         for b in program.buffers
@@ -26,9 +26,8 @@ def finished(program: LoopProgram) -> LoopProgram:
     return dataclasses.replace(program, buffers=buffers, nests=(dataclasses.replace(main, after=after),))
 
 
-def _after(program: LoopProgram, final: Nest, taken: set[str]) -> list[Statement]:
+def _after(final: Nest, taken: set[str]) -> list[Statement]:
     """The statements of a finalisation of one split, which reduces nothing. Names in `taken` are changed."""
-    workspaces = {b.name for b in program.role(BufferRole.WORKSPACE)}
     named, statements = dict[str, Ref](), list[Statement]()
     for stmt in final.statements:
         if isinstance(stmt, Reduce):
@@ -38,7 +37,5 @@ def _after(program: LoopProgram, final: Nest, taken: set[str]) -> list[Statement
         if isinstance(new, Value):
             named[new.name] = Ref(f"{new.name}.after" if new.name in taken else new.name)
             new = dataclasses.replace(new, name=named[new.name].name)
-        if isinstance(new, Load) and new.buffer in workspaces:
-            new = Accumulated(new.name, new.buffer, new.index, new.dtype)
         statements.append(new)
     return statements
