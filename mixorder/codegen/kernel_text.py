@@ -16,6 +16,7 @@ from ..ir.program import (
     Axis,
     Buffer,
     BufferRole,
+    Compute,
     Exchange,
     Load,
     LoopProgram,
@@ -47,6 +48,12 @@ class KernelText:
         self.deps = nest.dependence()
         self.buffers = buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
+        statements, symbols = nest.statements, dict.fromkeys(self.ops.loops, sympy.S.One)
+        accesses = (s for s in statements if isinstance(s, Load | Store | PartialAccumulate))
+        self.indices = tuple(dict.fromkeys(s.index for s in accesses))
+        # Sizes that are values. A loop's symbol as a value is cast where it is used (`ScalarPrinter`).
+        args = (arg for s in statements if isinstance(s, Compute) for arg in s.args)
+        self.numbers = [arg.xreplace(symbols) for arg in args if isinstance(arg, sympy.Expr)]
         self.compared = False  # whether maxima are comparisons, where their instruction is not to be used
         self.reducers: dict[str, str] = {}  # functions that the kernel calls for maxima, by their ops
 

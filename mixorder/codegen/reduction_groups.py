@@ -174,7 +174,7 @@ class _SumsWriter(TileWriter):
                 new_shape = [*shape[:place], count, shape[place] // count, *shape[place + 1 :]]
                 value = self.reduced_once(stmt.kind, dtype, reshaped(value, new_shape), place)
                 shape[place] //= count
-        self.code.writeline(f"{total} = {self.ops.combine(stmt.kind.combine, total, value, dtype)}")
+        self.code.writeline(f"{total} = {self.combined(stmt.kind, total, value, dtype)}")
 
     def add_moments(self, stmt: PartialAccumulate, mean: str, squares: str, count: str) -> None:
         """Join the moments of what a lane has of a tile with those of its tiles before, in the way of Chan,

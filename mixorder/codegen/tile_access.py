@@ -24,11 +24,9 @@ from ..inductor.versions import deals_from_last
 from ..ir.program import (
     SPLIT_SYMBOL,
     Axis,
-    Compute,
     Load,
     LoopProgram,
     Nest,
-    PartialAccumulate,
     Store,
     is_full,
 )
@@ -82,7 +80,8 @@ class TileAccesses(KernelText):
         self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
         self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in nest.reduced)
         self.separate: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
-        self.wide_symbols = self._wide()
+        splits = {SPLIT_SYMBOL: sympy.Integer(plan.splits)}
+        self.wide_symbols = wide_symbols(self.indices, {a.symbol: a.size for a in self.axes} | splits)
         several = {axis.symbol for axis in self.axes if self.tiles(axis) != 1}
         self.wide = not self.wide_symbols.isdisjoint({*several, SPLIT_SYMBOL})  # the numbers of the tile
         self._known: set[str] = set()  # names of indices that the kernel has defined
@@ -92,11 +91,8 @@ class TileAccesses(KernelText):
 
     def sizes_to_int64(self) -> None:
         """Have symbolic sizes in 64 bits where what is computed from them may need these."""
-        loops = dict.fromkeys((axis.symbol for axis in self.axes), sympy.S.One)
-        args = (arg for s in self.nest.statements if isinstance(s, Compute) for arg in s.args)
-        values = (arg.xreplace(loops) for arg in args if isinstance(arg, sympy.Expr))
         elements = sympy.prod(axis.size for axis in self.axes)
-        for size in sorted(wide_symbols([elements, *values], {}), key=str):
+        for size in sorted(wide_symbols([elements, *self.numbers], {}), key=str):
             self.code.writeline(f"{size} = tl.full([], {size}, tl.int64)")
 
     def number(self, axis: Axis) -> str:
@@ -154,12 +150,6 @@ class TileAccesses(KernelText):
             else:
                 group.insert(0, dim)
         return first + dims
-
-    def _wide(self) -> frozenset[sympy.Symbol]:
-        """The symbols of axes whose indices are in 64 bits."""
-        indices = [s.index for s in self.nest.statements if isinstance(s, Load | Store | PartialAccumulate)]
-        sizes = {axis.symbol: axis.size for axis in self.axes}
-        return wide_symbols(dict.fromkeys(indices), sizes | {SPLIT_SYMBOL: sympy.Integer(self.plan.splits)})
 
     def define(self, name: str, axes: Sequence[Axis], extent: int, spread: str = "") -> None:
         """Define the indices of a tile's elements along axes that follow one another without a gap."""

@@ -113,18 +113,10 @@ class Writer(KernelText):
 
     def _wide(self, splits: dict[sympy.Symbol, sympy.Expr]) -> frozenset[str]:
         """The names of what the kernel has in 64 bits: of the symbols of its loops, and of its sizes."""
-        statements, loops = self.nest.statements, {axis.symbol: axis.size for axis in self.nest.loops}
-        indices = [s.index for s in statements if isinstance(s, Load | Store | PartialAccumulate)]
-        # A loop's symbol as a value is cast where it is used (`ScalarPrinter`).
-        values = [
-            a for s in statements if isinstance(s, Compute) for a in s.args if isinstance(a, sympy.Expr)
-        ]
-        sizes = [e.xreplace(dict.fromkeys(loops, sympy.S.One)) for e in (*loops.values(), *values)]
+        loops = {axis.symbol: axis.size for axis in self.nest.loops}
         slots = {sympy.Symbol(b.name): b.numel for b in self.program.role(BufferRole.MAILBOX)}
-        wide = wide_symbols([*dict.fromkeys(indices), *slots], loops | splits | slots) | wide_symbols(
-            sizes, {}
-        )
-        return frozenset(map(str, wide))
+        wide = wide_symbols([*self.indices, *slots], loops | splits | slots)
+        return frozenset(map(str, wide | wide_symbols([*loops.values(), *self.numbers], {})))
 
     def to_index_width(self, text: str, name: object) -> str:
         """The text of an integer, in 64 bits if the symbol of a loop that it is for has as many."""
@@ -132,9 +124,8 @@ class Writer(KernelText):
 
     def finish(self, name: str, grid: int | sympy.Expr, config: LaunchConfig, **launch: Any) -> KernelSource:
         grid = int(grid) if sympy.sympify(grid).is_number else grid
-        return self.source(
-            name, "".join(self.reducers.values()) + self.code.getvalue(), grid, config, **launch
-        )
+        text = "".join((*self.reducers.values(), self.code.getvalue()))
+        return self.source(name, text, grid, config, **launch)
 
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
         """Number the programs: by their index on the batch axis, if there is one, then as `name`."""
@@ -214,7 +205,7 @@ class Writer(KernelText):
         if self.spread_columns and stmt in self.nest.preamble and symbols:
             # A [1, R0_BLOCK] load has a register layout of its own, to which Triton would convert every tile
             # of the loop. H200, LayerNorm 1000000x256 bf16: 41% of the limit with that, 90% so.
-            pointer = f"tl.broadcast_to({pointer}, [{self.tile_shape}])"
+            pointer = f"tl.broadcast_to({pointer}, [{self.shape(self.tiled)}])"
         elif stmt.predicate is not None and (not symbols or varies - symbols):
             pointer = f"tl.broadcast_to({pointer}, [{self.shape(varies)}])"
         text = self.loaded(stmt, f"tl.load({pointer}{masked}{evict})")
@@ -242,10 +233,6 @@ class Writer(KernelText):
 
     def shape(self, symbols: frozenset[sympy.Symbol]) -> str:
         return ", ".join(d.block if d.symbol in symbols else "1" for d in self.dims)
-
-    @property
-    def tile_shape(self) -> str:
-        return ", ".join(d.block for d in self.dims)
 
     def reduce(self, stmt: Reduce) -> None:
         dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)
@@ -357,7 +344,7 @@ class Writer(KernelText):
         """Begin a partial's accumulators with the identity of its reduction."""
         start = identity(stmt.kind, self.dtype(stmt))
         for _ in self.chunks():
-            shape = f"1, {self.dims[1].block}" if self.folds(stmt) else self.tile_shape
+            shape = f"1, {self.dims[1].block}" if self.folds(stmt) else self.shape(self.tiled)
             for name in self.accumulators(stmt):
                 self.code.writeline(f"{name} = tl.full([{shape}], {start})")
 
@@ -376,7 +363,7 @@ class Writer(KernelText):
         """
         value = str(self.ops.variables[name])
         if self.deps[name] != self.tiled:
-            value = f"tl.broadcast_to({value}, [{self.tile_shape}])"
+            value = f"tl.broadcast_to({value}, [{self.shape(self.tiled)}])"
         if mask := " & ".join(d.mask for d in dims if d.masked):
             value = f"tl.where({mask}, {value}, {filler(kind, dtype)})"
         return value

@@ -85,7 +85,7 @@ class _RowTracer(Tracer):
     ) -> None:
         super().__init__(region, loops.values(), everywhere)
         self.loops = loops
-        self.place = _place(region.space, loops)
+        self.axes = list(zip(region.space.axes, _place(region.space, loops), strict=True))
 
     def store(self, buffer: str, node: Node) -> Store:
         """The store of a node's value at the current point of the loops."""
@@ -102,11 +102,7 @@ class _RowTracer(Tracer):
 
     def point(self, shape: Sequence[Size], without: tuple[AxisClass, ...] = ()) -> Index:
         """The current point of the loops, over all axes but `without`, as an index into `shape`."""
-        axes = [
-            (size, at)
-            for (size, kind), at in zip(self.region.space.axes, self.place, strict=True)
-            if kind not in without
-        ]
+        axes = [(size, at) for (size, kind), at in self.axes if kind not in without]
         if product(shape) != product(size for size, _ in axes):
             raise Decline(DeclineReason.AXIS_CLASS, f"a result of shape {tuple(shape)}", self.current)
         return reshape_index(shape, axes)
@@ -116,7 +112,7 @@ class _RowTracer(Tracer):
         place, shape = self.region.permuted.get(node), shape_of(node) or ()
         if not place:
             return self.point(shape, without)
-        axes = [(size, at) for (size, _), at in zip(self.region.space.axes, self.place, strict=True)]
+        axes = [(size, at) for (size, _), at in self.axes]
         return self.simplified(index_behind(axes, place, shape))
 
     def simplified(self, index: Sequence[sympy.Expr]) -> Index:

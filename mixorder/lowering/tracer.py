@@ -56,7 +56,7 @@ from ..region.nodes import (
 from ..region.region import Region
 from ..region.sizes import Size, plain, product
 from .index_map import Index
-from .pointwise import Boxes, symbolic
+from .pointwise import Boxes, exactly, symbolic
 
 Place = tuple[str, sympy.Expr]  # a buffer and an element offset
 
@@ -131,11 +131,6 @@ class _Recorder(DefaultHandler):
 def _operand(arg: Any) -> Any:
     arg = unwrapped(arg)
     return Ref(arg.name) if isinstance(arg, Traced) else arg
-
-
-def _exactly(arg: Any) -> Hashable:
-    """An argument as its type and value. Python's == alone would take 0.0 and -0.0 for the same."""
-    return (type(arg), repr(arg) if isinstance(arg, float | complex) else arg)
 
 
 class Tracer:
@@ -288,7 +283,7 @@ class Tracer:
 
     def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Traced:
         named = tuple(sorted(kwargs.items()))
-        key = (op, tuple(map(_exactly, args)), tuple((k, _exactly(v)) for k, v in named))
+        key = (op, tuple(map(exactly, args)), tuple((k, exactly(v)) for k, v in named))
         if key not in self._computed:
             name = self.fresh(self.current or op)
             self._computed[key] = self.append(Compute(name, op, args, named, dtype))

@@ -10,12 +10,11 @@ precision have larger rounding errors, and stay as they are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import TypeGuard
 
 import torch
 
-from ..ir.program import Compute, LoopProgram, Reduce, Ref, Statement, Store, Value, operands
+from ..ir.program import Compute, LoopProgram, Reduce, Ref, Statement, Store, Value, live, operands
 from ..ir.rewriting import Scope, Steps, is_op, rewritten
 
 _EXACT = (torch.float32, torch.float64)
@@ -23,7 +22,7 @@ _EXACT = (torch.float32, torch.float64)
 
 def form_fma(program: LoopProgram) -> LoopProgram:
     """Contract products that lead to the main nest's stores, where that keeps no more tiles in registers."""
-    wanted = set(_above_stores(program))
+    wanted = _above_stores(program)
 
     def contracted(stmt: Statement, scope: Scope) -> list[Compute]:
         """A sum or a difference with its product. Of two products it takes the first, as a compiler does if
@@ -41,20 +40,14 @@ def form_fma(program: LoopProgram) -> LoopProgram:
     return rewritten(program, contracted)
 
 
-def _above_stores(program: LoopProgram) -> Iterator[str]:
+def _above_stores(program: LoopProgram) -> set[str]:
     """Names of the fp32 and fp64 values that such stores of the main nest are computed from, with no
     reduction in between."""
     main = program.nests[0]
     exact = {b.name for b in program.buffers if b.dtype in _EXACT and not b.kept_fp32}
-    values = {s.name: s for s in main.statements if isinstance(s, Compute)}
-    todo = [s.value.name for s in main.body if isinstance(s, Store) and s.buffer in exact]
-    seen: set[str] = set()
-    while todo:
-        name = todo.pop()
-        if name not in seen and name in values and values[name].dtype in _EXACT:
-            seen.add(name)
-            yield name
-            todo.extend(operands(values[name]))
+    stores = [s for s in main.body if isinstance(s, Store) and s.buffer in exact]
+    computed = [s for s in main.statements if isinstance(s, Compute) and s.dtype in _EXACT]
+    return {s.name for s in live(computed, stores) if isinstance(s, Compute)}
 
 
 def is_sum(stmt: Statement) -> TypeGuard[Compute]:
