@@ -19,6 +19,7 @@ from .program import (
     LoopProgram,
     Nest,
     PartialAccumulate,
+    Reduce,
     Ref,
     Statement,
     Store,
@@ -146,7 +147,15 @@ AxisGroups = Sequence[tuple[Sequence[Axis], Axis]]
 def along_one(body: Iterable[Statement], groups: AxisGroups, dividing: bool = False) -> tuple[Statement, ...]:
     """Statements over one axis in place of each group. Raises `Decline` where their elements do not follow
     one another in what is stored, nor in what is loaded, unless that may be at a place after a division."""
-    statements = tuple(reindexed(stmt, lambda index: _along(index, groups)) for stmt in body)
+    symbols = {axis.symbol: long.symbol for group, long in groups for axis in group}
+
+    def along(stmt: Statement) -> Statement:
+        if not isinstance(stmt, Reduce):
+            return reindexed(stmt, lambda index: _along(index, groups))
+        axes = dict.fromkeys(symbols.get(symbol, symbol) for symbol in stmt.axes)
+        return dataclasses.replace(stmt, axes=tuple(axes))
+
+    statements = tuple(map(along, body))
     whole = Store | PartialAccumulate if dividing else Load | Store | PartialAccumulate
     for stmt in statements:
         if isinstance(stmt, whole) and stmt.index.has(FloorDiv, ModularIndexing):

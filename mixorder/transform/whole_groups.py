@@ -106,17 +106,8 @@ def _outside(
 
 def _of_elements(axes: Sequence[Axis], body: Sequence[Statement]) -> Nest:
     """The first nest, in which neighbours that no access and no reduction tells apart are one axis."""
-    reduced = [s.axes for s in body if isinstance(s, Reduce)]
-    groups = axis_groups(axes, body, reduced)
-    merged = tuple(axis for _, axis in groups)
-    left = {axis.symbol for axis in merged}
-    body = [
-        dataclasses.replace(s, axes=tuple(symbol for symbol in s.axes if symbol in left))
-        if isinstance(s, Reduce)
-        else s
-        for s in body
-    ]
-    return Nest(merged, along_one(body, groups, dividing=True))
+    groups = axis_groups(axes, body, [s.axes for s in body if isinstance(s, Reduce)])
+    return Nest(tuple(axis for _, axis in groups), along_one(body, groups, dividing=True))
 
 
 def _of_totals(axes: Sequence[Axis], over: Sequence[Axis], body: Sequence[Statement]) -> Nest:
