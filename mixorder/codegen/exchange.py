@@ -113,8 +113,7 @@ def interpreted(text: str, args: list[Any]) -> list[Any] | None:
     if match[1] == "peek":
         return [numpy.full_like(args[0], EMPTY, dtype=numpy.int32)]
     kind = KINDS[match[2]]
-    assert kind.numpy is not None, mark
-    join = getattr(numpy, kind.numpy)
+    join = getattr(numpy, kind.combine)
     record = Record(kind, int(match[3]), int(match[4]))
     size = record.values * record.lanes
     at = (ctypes.c_int32 * size).from_address(int(args[0].flat[0]))

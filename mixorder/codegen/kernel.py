@@ -10,7 +10,6 @@ share one kernel.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 
 import sympy
@@ -36,23 +35,20 @@ def generate(
     _, *later_nests = program.nests
     final = [nest for nest in later_nests if nest.over_splits]
     copies = [nest for nest in later_nests if not nest.over_splits]
-    final_programs = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
     with printing_triton():
         main = main_kernel(program, plan, label)
-        names = [f"sums{i}" if copies else "KERNEL" for i in range(len(final_programs))]
-        behind = tuple(
-            _final_kernel(stage, plan, label, name) for stage, name in zip(final_programs, names, strict=True)
-        )
+        names = [f"sums{i}" if copies else "KERNEL" for i in range(len(final))]
+        stages = zip(final, names, strict=True)
+        behind = tuple(_final_kernel(program, nest, plan, label, name) for nest, name in stages)
         if copies:
             behind = (placing_kernel(program, copies, behind, plan, label),)
         return (main, *behind)
 
 
-def _final_kernel(program: LoopProgram, plan: Plan, label: str, name: str) -> KernelSource:
+def _final_kernel(program: LoopProgram, nest: Nest, plan: Plan, label: str, name: str) -> KernelSource:
     """The finalisation, or as a part of a kernel a function of this name, whose last parameter is its
     program's number."""
-    (nest,), standalone = program.nests, name == "KERNEL"
-    col = program.axis(AxisClass.COLUMN)
+    col, standalone = nest.axis(AxisClass.COLUMN), name == "KERNEL"
     cols = 1 if col is None else int(col.size)
     s_block = 1 << (plan.splits - 1).bit_length()
     block = min(plan.second.block, 1 << (cols - 1).bit_length())

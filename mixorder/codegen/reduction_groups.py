@@ -45,7 +45,7 @@ def two_pass_kernels(program: LoopProgram, plan: Plan, label: str) -> tuple[Kern
     outermost = first.summed if totals.together else ()
     with printing_triton():
         return (
-            sums_kernel(program, plan, f"{label}_sums"),
+            _written(_SumsWriter(program, first, plan), f"{label}_sums"),
             _kernel(program, second, results, f"{label}_results", looped=looped),
             _kernel(program, third, applied, f"{label}_apply", outermost),
             *(_column_sums(program, nest, totals.ends, plan, label) for nest in fourth),
@@ -89,21 +89,16 @@ def _kernel(
     writer = TileWriter(program, nest, plan)
     inner = (axis for axis in writer.axes if axis not in outermost and axis not in looped)
     writer.numbered = [*outermost, *inner]
+    return _written(writer, label, looped)
+
+
+def _written(writer: TileWriter, label: str, looped: Sequence[Axis] = ()) -> KernelSource:
     writer.begin()
     if any(axis.size != 1 for axis in looped):
-        writer.tile_by_tile(nest, *looped)
+        writer.tile_by_tile(writer.nest, *looped)
     else:
         writer.whole()
     return writer.finish(f"triton_mixorder_{label}")
-
-
-def sums_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
-    """The first kernel."""
-    writer = _SumsWriter(program, program.nests[0], plan)
-    writer.begin()
-    writer.loop()
-    source = writer.finish(f"triton_mixorder_{label}")
-    return dataclasses.replace(source, grid=writer.tiles_in_all * plan.splits)
 
 
 class _SumsWriter(TileWriter):
@@ -125,7 +120,11 @@ class _SumsWriter(TileWriter):
         numbers[self.gone[-1]] = split, self.plan.splits
         self.divide("program", [numbers[axis] for axis in self.axes if axis in numbers])
 
-    def loop(self) -> None:
+    @property
+    def tiles_in_all(self) -> int | sympy.Expr:
+        return super().tiles_in_all * self.plan.splits
+
+    def whole(self) -> None:
         gone, body = {axis.symbol for axis in self.gone}, self.nest.body
         early = [s for s in body if isinstance(s, Value) and gone.isdisjoint(self.deps[s.name])]
         for value in early:

@@ -59,16 +59,15 @@ def tile_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     return writer.finish(f"triton_mixorder_{label}")
 
 
-def copy_function(program: LoopProgram, nest: Nest, plan: Plan, name: str) -> tuple[str, list[str], int]:
-    """The text of a function that copies a tile; its buffers, and how many tiles there are. The tile's number
-    is its last parameter."""
+def copy_function(program: LoopProgram, nest: Nest, plan: Plan, name: str) -> KernelSource:
+    """A function that copies a tile, whose number is its last parameter."""
     writer = TileWriter(program, nest, plan)
     writer.begin_function("program", name=name)
     if writer.wide:
         writer.code.writeline("program = program.to(tl.int64)")
     writer.number_tiles()
     writer.whole()
-    return f"{writer.code.getvalue()}\n\n", [b.name for b in writer.buffers], writer.tiles_in_all
+    return writer.finish(name)
 
 
 class TileWriter(TileAccesses):

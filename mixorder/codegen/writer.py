@@ -99,7 +99,7 @@ class Writer(KernelText):
         self.dims = dims[:2]
         self.tiled = frozenset(d.symbol for d in dims)
         self.deps = {name: deps & self.tiled for name, deps in self.deps.items()}
-        batch = program.axis(AxisClass.BATCH)
+        batch = nest.axis(AxisClass.BATCH)
         self.batch_symbol = None if batch is None else batch.symbol
         self.batch = sympy.S.One if batch is None else batch.size
         self.columns = tuple(map(self._chunk, dims[1:]))

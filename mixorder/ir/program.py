@@ -281,10 +281,14 @@ class Nest:
         every = {axis.symbol for axis in (self.axes if axes is None else axes)}
         return [s for s in self.body if isinstance(s, Load | Store) and every <= s.index.free_symbols]
 
+    def axis(self, kind: AxisClass) -> Axis | None:
+        """The first axis of a class, or None."""
+        return next((axis for axis in self.loops if axis.kind is kind), None)
+
     @property
     def over_splits(self) -> bool:
         """Whether one of the loops runs over the groups of programs that the rows are divided among."""
-        return any(axis.kind is AxisClass.SPLIT for axis in self.loops)
+        return self.axis(AxisClass.SPLIT) is not None
 
     def dependence(self) -> Mapping[str, frozenset[sympy.Symbol]]:
         """The loop symbols that each value depends on."""
