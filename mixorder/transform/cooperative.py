@@ -90,7 +90,6 @@ class _Phases:
         self.nest = nest
         self.deps, self.above = nest.dependence(), nest.reductions_above()
         self.values = {s.name: s for s in nest.body if isinstance(s, Load | Compute | Reduce)}
-        self.hoisted = {s.name for s in nest.preamble if isinstance(s, Load | Compute)}
         self.body: list[Statement] = []
         self.named: dict[tuple[str, int], str] = {}  # a value in a phase, and its name there
 
@@ -118,7 +117,7 @@ class _Phases:
 
     def value(self, name: str, phase: int) -> str:
         """The name of a value in a phase. Adds its statements if they are missing."""
-        if name in self.hoisted:
+        if name not in self.values:  # but hoisted
             return name
         key = (name, phase if self.deps[name] else 0)
         if key not in self.named:

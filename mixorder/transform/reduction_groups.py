@@ -67,14 +67,15 @@ class _TwoPassNests:
     def __init__(self, whole: LoopProgram, nest: Nest) -> None:
         self.whole, self.nest = whole, nest
         self.deps = nest.dependence()
-        self.behind = behind(nest.body, self.reductions())
+        self.reductions = [s for s in nest.body if isinstance(s, Reduce)]
+        self.behind = behind(nest.body, self.reductions)
         self.values = {s.name: s for s in nest.body if isinstance(s, Value)}
-        first = [s for s in self.reductions() if self.behind.isdisjoint(operands(s))]
+        first = [s for s in self.reductions if self.behind.isdisjoint(operands(s))]
         self.over = self.common = frozenset(min(first, key=lambda s: len(s.axes)).axes)
         self.sums = [s for s in first if self.common == set(s.axes)]
-        self.centred = {s: v for s in self.reductions() if (v := self.differing(s)) is not None}
+        self.centred = {s: v for s in self.reductions if (v := self.differing(s)) is not None}
         known = {*self.sums, *self.centred}
-        self.last = [s for s in self.reductions() if s not in known and self.over <= set(s.axes)]
+        self.last = [s for s in self.reductions if s not in known and self.over <= set(s.axes)]
         self.behind_last = behind(nest.body, self.last)
         self.axes = in_memory_order(whole)
         if self.centred:
@@ -84,11 +85,8 @@ class _TwoPassNests:
         self.buffers: list[Buffer] = []
         self.moments: list[Load] = []  # of splits
 
-    def reductions(self) -> list[Reduce]:
-        return [s for s in self.nest.body if isinstance(s, Reduce)]
-
     def check(self) -> None:
-        for stmt in self.reductions():
+        for stmt in self.reductions:
             if stmt in self.sums or stmt in self.centred:
                 same = self.over == set(stmt.axes)
             elif stmt in self.last:
