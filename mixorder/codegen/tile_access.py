@@ -136,17 +136,12 @@ class TileAccesses(KernelText):
         order = sorted((a for a in self.tiled if strides[a]), key=lambda a: strides[a], reverse=True)
         dims, first = list[Dim](), list[Dim]()
         for axis in reversed(order):
-            size, extent = axis.size, self.extents[axis]
-            dim = Dim((axis,), strides[axis], extent, size)
+            dim = Dim((axis,), strides[axis], self.extents[axis], axis.size)
             group = first if dims and axis in separate else dims
-            if (
-                group
-                and group[0].extent == group[0].total
-                and strides[axis] == group[0].stride * group[0].total
-            ):
-                after = group[0]
-                joined = (axis, *after.axes), after.stride, extent * after.extent, size * after.total
-                group[0] = Dim(*joined)
+            after = group[0] if group else None
+            if after and after.extent == after.total and dim.stride == after.stride * after.total:
+                axes, extent, total = (axis, *after.axes), dim.extent * after.extent, dim.total * after.total
+                group[0] = Dim(axes, after.stride, extent, total)
             else:
                 group.insert(0, dim)
         return first + dims
