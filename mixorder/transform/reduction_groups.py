@@ -86,10 +86,8 @@ class _TwoPassNests:
         self.moments: list[Load] = []  # of splits
 
     def check(self) -> None:
-        for stmt in self.reductions:
-            if stmt in self.sums or stmt in self.centred:
-                same = self.over == set(stmt.axes)
-            elif stmt in self.last:
+        for stmt in (s for s in self.reductions if s not in self.sums and s not in self.centred):
+            if stmt in self.last:
                 independent = self.behind_last.isdisjoint(operands(stmt))
                 same = independent and set(self.last[0].axes) == set(stmt.axes)
             else:
@@ -137,15 +135,15 @@ class _TwoPassNests:
         kept = tuple(axis for axis in self.axes if axis.symbol not in gone)
         elements, column_sums = self.divided(self.last, kept)
         rest = [s for s in body if s not in self.sums and not isinstance(s, Store)]
-        added_up = [s for reduction in self.sums for s in totals[reduction]]
-        of_totals = [new for s in rest for new in (totals[s] if s in self.centred else [s])]
+        of_sums = [*self.moments, *itertools.chain(*(totals[reduction] for reduction in self.sums))]
+        of_totals = [*of_sums, *itertools.chain(*(totals.get(s, [s]) for s in rest))]
         # By the index of totals: each sample has its own, also where samples share their elements.
-        deps = Nest(self.kept, (*self.moments, *added_up, *of_totals)).dependence()
+        deps = Nest(self.kept, tuple(of_totals)).dependence()
         needed = self.needed([*late, *elements])
         handed = {name: self.workspace(values[name], self.kept if deps[name] else ()) for name in needed}
         copies = [Store(*place, Ref(name)) for name, place in handed.items()]
         written = [*(s for s in small if s not in final), *copies]
-        second = closure([*self.moments, *added_up, *of_totals], written)
+        second = closure(of_totals, written)
         self.check_loop(second)
         loads = [Load(name, *place, values[name].dtype) for name, place in handed.items()]
         stored = self.reread(early, late)
@@ -167,9 +165,9 @@ class _TwoPassNests:
 
     def divided(
         self, sums: Iterable[Reduce], kept: Sequence[Axis]
-    ) -> tuple[list[PartialAccumulate], dict[Reduce, list[Statement]]]:
+    ) -> tuple[list[PartialAccumulate], dict[Statement, list[Statement]]]:
         """Sums of splits in a workspace, which has an element for each index of `kept`, and their totals."""
-        partials, totals = list[PartialAccumulate](), dict[Reduce, list[Statement]]()
+        partials, totals = list[PartialAccumulate](), dict[Statement, list[Statement]]()
         moments = dict[str, list[Load]]()
         for value in dict.fromkeys(
             self.centred[reduction] for reduction in sums if reduction in self.centred
