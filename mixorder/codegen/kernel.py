@@ -66,7 +66,7 @@ def _final_kernel(program: LoopProgram, nest: Nest, plan: Plan, label: str, name
         writer.statement(stmt)
     config = LaunchConfig((), plan.second.warps, 1)
     grid, waits = writer.batch * -(-cols // block), plan.launch.dependent
-    return writer.finish(f"triton_mixorder_{label}_final", grid, config, waits=waits)
+    return writer.source(f"triton_mixorder_{label}_final", grid, config, waits=waits)
 
 
 def _with_stores_first(nest: Nest) -> Iterator[Statement]:

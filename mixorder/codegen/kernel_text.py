@@ -64,11 +64,13 @@ class KernelText:
         self.code.writeline(f"def {name}({', '.join([*pointers, *parameters])}):")
         self.code.do_indent()
 
-    def source(
-        self, name: str, text: str, grid: int | sympy.Expr, config: LaunchConfig, **launch: Any
-    ) -> KernelSource:
-        """The kernel of this text; `launch` has other fields of its record."""
-        name, text = named(name, text)
+    def text(self) -> str:
+        """The kernel, behind the functions that it calls."""
+        return "".join((*self.reducers.values(), self.code.getvalue()))
+
+    def source(self, name: str, grid: int | sympy.Expr, config: LaunchConfig, **launch: Any) -> KernelSource:
+        """The kernel; `launch` has other fields of its record."""
+        name, text = named(name, self.text())
         written = _written(self.program, self.nest)
         return KernelSource(
             name,
@@ -76,7 +78,7 @@ class KernelText:
             buffers=tuple(b.name for b in self.buffers),
             written=tuple(b.name for b in self.buffers if b.name in written),
             sizes=self.sizes,
-            grid=grid,
+            grid=int(grid) if sympy.sympify(grid).is_number else grid,
             config=config,
             **launch,
         )

@@ -69,7 +69,7 @@ class RowKernel(Writer):
         constants = (("XBLOCK", self.plan.tile_rows), ("NUM_STAGES", launch.num_stages))
         config = LaunchConfig(constants, launch.num_warps, launch.num_stages)
         grid = self.batch * self.plan.splits * self.plan.group
-        return self.finish(f"triton_mixorder_{label}", grid, config, registers=launch.max_registers)
+        return self.source(f"triton_mixorder_{label}", grid, config, registers=launch.max_registers)
 
     def release(self) -> None:
         """Let the finalisation be set up; what is stored from here on depends on it."""

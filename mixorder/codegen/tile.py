@@ -144,22 +144,21 @@ class TileWriter(TileAccesses):
 
     def text(self) -> str:
         """The text of the kernel; of one with groups, what follows the wait of a tile is in branches."""
-        whole = self.code.getvalue()
+        functions, whole = self._functions + "".join(self.reducers.values()), self.code.getvalue()
+        functions += HELPER * self._words
         if self._groups is None:
-            return whole
+            return functions + whole
         row, after = self.number(self.axes[0]), self.lines_from(self._begun)
         lines = branches(self._groups, self._of_values, row, self.wide, self._before, after)
-        return whole[: self._begun] + textwrap.indent("\n".join(lines), " " * 8) + "\n"
+        return functions + whole[: self._begun] + textwrap.indent("\n".join(lines), " " * 8) + "\n"
 
     def finish(self, name: str) -> KernelSource:
-        functions = self._functions + "".join(self.reducers.values()) + HELPER * self._words
         launch, grid = self.plan.launch, self.tiles_in_all
         config = LaunchConfig((), launch.num_warps, launch.num_stages)
         groups, producers = self._groups, self.plan.produced
         if groups is not None and producers is not None:
             grid = (groups.row_tiles + producers.lag) * groups.programs
-        text, registers = functions + self.text(), launch.max_registers
-        source = self.source(name, text, grid, config, exact=self.exact, registers=registers)
+        source = self.source(name, grid, config, exact=self.exact, registers=launch.max_registers)
         if groups is None:
             return source
         return dataclasses.replace(source, written=(*source.written, MAILBOX))

@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections import ChainMap
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sympy
 import torch
@@ -37,7 +37,6 @@ from ..ir.program import (
 )
 from ..ir.reductions import AMAX, ReductionKind
 from .kernel_text import KernelText, filler, identity
-from .source import KernelSource, LaunchConfig
 
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
 SHIFTED = "start + lane_offset"
@@ -121,11 +120,6 @@ class Writer(KernelText):
     def to_index_width(self, text: str, name: object) -> str:
         """The text of an integer, in 64 bits if the symbol of a loop that it is for has as many."""
         return f"({text}).to(tl.int64)" if str(name) in self.wide else text
-
-    def finish(self, name: str, grid: int | sympy.Expr, config: LaunchConfig, **launch: Any) -> KernelSource:
-        grid = int(grid) if sympy.sympify(grid).is_number else grid
-        text = "".join((*self.reducers.values(), self.code.getvalue()))
-        return self.source(name, text, grid, config, **launch)
 
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
         """Number the programs: by their index on the batch axis, if there is one, then as `name`."""

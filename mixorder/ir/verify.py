@@ -146,18 +146,14 @@ def _verify_tile_local(program: LoopProgram) -> None:
     main, *rest = program.nests
     final = [nest for nest in rest if nest.over_splits]
     copied = [s.buffer for n in rest if not n.over_splits for s in n.body if isinstance(s, Load)]
-    staged = [s.buffer for s in main.body if isinstance(s, Store)]
     spaces = [b.name for b in program.role(BufferRole.WORKSPACE)]
-    staged = [name for name in staged if name in spaces]
+    staged = [s.buffer for s in main.body if isinstance(s, Store) and s.buffer in spaces]
     _require(program.tile_local and len(final) <= 1, "a tile-local program has one nest and a finalisation")
     _require(staged == copied, "{} are staged, and {} copied", staged, copied)
     _require(bool(final) == (len(spaces) > len(staged)), "a finalisation without a workspace")
     mailbox = {b.name for b in program.role(BufferRole.MAILBOX)}
-    filled = (
-        {s.buffer for s in program.producer_nest.body if isinstance(s, Store)}
-        if program.producer_nest
-        else set()
-    )
+    produced = program.producer_nest.body if program.producer_nest else ()
+    filled = {s.buffer for s in produced if isinstance(s, Store)}
     _require(filled == mailbox, "the mailboxes {} are written as {}", mailbox, filled)
     if final or filled:
         blocks = {axis.symbol for axis in main.loops if axis.kind is AxisClass.BATCH}
