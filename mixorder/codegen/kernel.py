@@ -55,7 +55,7 @@ def _final_kernel(program: LoopProgram, nest: Nest, plan: Plan, label: str, name
     s = TileDim(SPLIT_SYMBOL, str(plan.splits), "SBLOCK", s_block != plan.splits)
     y = TileDim(col.symbol if col else sympy.Symbol("y"), str(cols), "YBLOCK", bool(cols % block))
     writer = Writer(program, nest, (s, y), plan.splits)
-    writer.begin([] if standalone else ["program"], name)
+    writer.begin_kernel(writer.wide, *([] if standalone else ["program"]), name=name)
     writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
     writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
     program_id = awaited(PROGRAM) if plan.launch.dependent else PROGRAM

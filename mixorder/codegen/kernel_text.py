@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import sympy
@@ -63,6 +63,13 @@ class KernelText:
         self.code.writeline("@triton.jit")
         self.code.writeline(f"def {name}({', '.join([*pointers, *parameters])}):")
         self.code.do_indent()
+
+    def begin_kernel(self, wide: Collection[str], *parameters: str, name: str = "KERNEL") -> None:
+        """Begin the kernel, which also has symbolic sizes as parameters: those in `wide` in 64 bits."""
+        self.begin_function(*self.sizes, *parameters, name=name)
+        for size in self.sizes:
+            if size in wide:
+                self.code.writeline(f"{size} = tl.full([], {size}, tl.int64)")
 
     def text(self) -> str:
         """The kernel, behind the functions that it calls."""

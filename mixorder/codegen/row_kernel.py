@@ -37,7 +37,7 @@ class RowKernel(Writer):
     def begin_main(self) -> None:
         """Begin the kernel, which has the rows of a tile and the stages as parameters."""
         row = self.program.tile_axes[0]
-        self.begin(["XBLOCK: tl.constexpr", "NUM_STAGES: tl.constexpr"])
+        self.begin_kernel(self.wide, "XBLOCK: tl.constexpr", "NUM_STAGES: tl.constexpr")
         self.code.writeline(f"R0_BLOCK: tl.constexpr = {self.plan.chunk}")
         if not row.size.is_number:
             self.code.writeline(f"rows = {texpr(row.size)}")

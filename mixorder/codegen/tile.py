@@ -16,7 +16,7 @@ import sympy
 import torch
 
 from ..inductor.printing import offset_text
-from ..inductor.symbols import FloorDiv, ModularIndexing
+from ..inductor.symbols import FloorDiv, ModularIndexing, wide_symbols
 from ..ir.dtypes import FLOAT8
 from ..ir.program import (
     SPLIT_SYMBOL,
@@ -95,8 +95,8 @@ class TileWriter(TileAccesses):
         self.summed = [axis for axis in self.tiled if axis in nest.summed]
 
     def begin(self) -> None:
-        self.begin_function(*self.sizes)
-        self.sizes_to_int64()
+        elements = sympy.prod(axis.size for axis in self.axes)
+        self.begin_kernel({*map(str, wide_symbols([elements, *self.numbers], {}))})
         first = "tl.program_id(0)"
         if self.plan.produced:
             return

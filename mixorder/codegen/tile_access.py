@@ -89,12 +89,6 @@ class TileAccesses(KernelText):
         self._deals = False  # whether a thread has rows next to each other
         self.rows = self.row_axis() if plan.layout.thread_rows else None
 
-    def sizes_to_int64(self) -> None:
-        """Have symbolic sizes in 64 bits where what is computed from them may need these."""
-        elements = sympy.prod(axis.size for axis in self.axes)
-        for size in sorted(wide_symbols([elements, *self.numbers], {}), key=str):
-            self.code.writeline(f"{size} = tl.full([], {size}, tl.int64)")
-
     def number(self, axis: Axis) -> str:
         """The number of the tile along an axis: the index itself where the tile has one element."""
         return f"{axis.symbol}_tile" if self.extents[axis] > 1 else str(axis.symbol)

@@ -104,12 +104,6 @@ class Writer(KernelText):
         self.columns = tuple(map(self._chunk, dims[1:]))
         self.wide = self._wide({SPLIT_SYMBOL: sympy.Integer(num_splits)})
 
-    def begin(self, parameters: Sequence[str], name: str = "KERNEL") -> None:
-        self.begin_function(*self.sizes, *parameters, name=name)
-        for size in self.sizes:
-            if size in self.wide:
-                self.code.writeline(f"{size} = tl.full([], {size}, tl.int64)")
-
     def _wide(self, splits: dict[sympy.Symbol, sympy.Expr]) -> frozenset[str]:
         """The names of what the kernel has in 64 bits: of the symbols of its loops, and of its sizes."""
         loops = {axis.symbol: axis.size for axis in self.nest.loops}

@@ -34,8 +34,6 @@ from ..ir.program import (
 )
 from ..ir.rewriting import reading
 
-Root = Reduce | PartialAccumulate | Store
-
 MAILBOX = "mailbox"
 EMPTY = -1  # the initial value of a mailbox slot: as a float, a NaN that no computation gives
 
@@ -110,7 +108,7 @@ class _Phases:
             self.add(late, 1)
         return dataclasses.replace(self.nest, body=tuple(self.body))
 
-    def add(self, roots: Sequence[Root], phase: int) -> None:
+    def add(self, roots: Sequence[Reduce | PartialAccumulate | Store], phase: int) -> None:
         for root in roots:
             self.body.append(dataclasses.replace(root, value=Ref(self.value(root.value.name, phase))))
 
