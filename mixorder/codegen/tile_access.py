@@ -21,15 +21,7 @@ import sympy
 from ..inductor.printing import offset_text
 from ..inductor.symbols import FloorDiv, wide_symbols
 from ..inductor.versions import deals_from_last
-from ..ir.program import (
-    SPLIT_SYMBOL,
-    Axis,
-    Load,
-    LoopProgram,
-    Nest,
-    Store,
-    is_full,
-)
+from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, Nest, Store, is_full
 from ..schedule.plan import Plan
 from .kernel_text import KernelText, permuted, reshaped
 

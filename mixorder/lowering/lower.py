@@ -26,14 +26,7 @@ from ..ir.program import (
     closure,
 )
 from ..region.axes import Space
-from ..region.nodes import (
-    fake,
-    is_pair,
-    is_view,
-    keeps_dims,
-    reduced_dims,
-    shape_of,
-)
+from ..region.nodes import fake, is_pair, is_view, keeps_dims, reduced_dims, shape_of
 from ..region.region import Region
 from ..region.row_permutations import is_row_permutation
 from ..region.sizes import Size, product
