@@ -64,8 +64,10 @@ def with_producers(program: LoopProgram) -> LoopProgram:
         first = i * outer.size
         slot = f"{value.name}.slot"
         producer_body.append(Store(MAILBOX, _ROW + first, Ref(value.name)))
+        word = Load(slot, MAILBOX, place + first, torch.int32)
+        as_float = (Ref(slot), torch.float32, torch.int32)
         at = body.index(value)
-        body[at : at + 1] = [Load(slot, MAILBOX, place + first, torch.int32), _value(value.name, slot)]
+        body[at : at + 1] = [word, Compute(value.name, "to_dtype_bitcast", as_float, (), torch.float32)]
     return dataclasses.replace(
         program,
         buffers=(*program.buffers, mailbox),
@@ -115,7 +117,3 @@ def _check(reductions: Sequence[Reduce], nest: Nest) -> None:
 
 def _as_one(symbol: sympy.Symbol, axes: Sequence[Axis], kind: AxisClass) -> Axis:
     return Axis(symbol, sympy.prod(axis.size for axis in axes), kind)
-
-
-def _value(name: str, slot: str) -> Compute:
-    return Compute(name, "to_dtype_bitcast", (Ref(slot), torch.float32, torch.int32), (), torch.float32)
