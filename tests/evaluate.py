@@ -19,7 +19,6 @@ from mixorder.ir.dtypes import computed_in
 from mixorder.ir.program import (
     NUM_SPLITS,
     SPLIT_SYMBOL,
-    Accumulated,
     BufferRole,
     Carry,
     Compute,
@@ -119,11 +118,11 @@ class _Run:
 
     def of(self, stmt: Statement) -> Tensor | None:
         match stmt:
+            case Load() if self.whole.program.buffer(stmt.buffer).role is BufferRole.ACCUMULATOR:
+                return self.read(stmt.buffer, self.index(stmt.index, split=0)).to(stmt.dtype)
             case Load():
                 found = self.load(stmt)
                 return found if stmt.buffer in self.whole.wide else found.to(stmt.dtype)
-            case Accumulated():
-                return self.read(stmt.buffer, self.index(stmt.index, split=0)).to(stmt.dtype)
             case Compute():
                 if stmt.op == "index_expr":
                     return self.index(stmt.args[0]).to(stmt.dtype)

@@ -34,8 +34,9 @@ from ..transform.cooperative import MAILBOX, slots_of
 from .exchange import POLLS, Record, carried, word
 from .exchange_phases import floating, record_groups, without_effect
 from .programmatic_launch import PROGRAM
+from .row_kernel import RowKernel
 from .source import KernelSource
-from .writer import TileDim, Writer, filler, of_rows
+from .writer import TileDim, filler
 
 MINE = "mine"  # whether a turn of the kernel is for the program's own part
 
@@ -59,46 +60,47 @@ class _CarriedValue:
     raw: bool = False
 
 
-class _CooperativeKernel:
+class _CooperativeKernel(RowKernel):
+    """Loads that are carried are also kept without a cast. Column vectors and accumulators have one row: a
+    thread has all rows of a tile. In a kernel with exchanges, results are stored only in turns for the
+    program's own part."""
+
     def __init__(self, program: LoopProgram, plan: Plan) -> None:
-        self.program, self.plan, self.nest = program, plan, program.nests[0]
-        row, last = program.tile_axes
-        self.alignment = program.alignment if plan.period > 1 else None
-        self.step = plan.splits // plan.period
-        self.ragged = row.size % (plan.tile_rows * plan.period) != 0
-        x = of_rows(row, masked=True)
-        full = plan.group * plan.lanes == last.size and self.alignment is None
-        y = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full)
-        self.x, self.y = x, y
-        self.writer = _CooperativeWriter(program, self.nest, (x, y), plan.splits)
-        self.code = self.writer.code
+        last = program.tile_axes[1]
+        full = plan.group * plan.lanes == last.size and plan.period == 1
+        columns = TileDim(last.symbol, str(last.size), "R0_BLOCK", not full)
+        super().__init__(program, plan, [columns], masked=True)
         body = self.nest.body
         end = next((i for i, s in enumerate(body) if isinstance(s, Exchange)), len(body))
         self.first, self.second = body[:end], body[end + 1 :]
-        self.groups = record_groups([s for s in body if isinstance(s, Reduce)], plan.group)
-        self.exchanged = [r for group in self.groups for r in group]
-        self.accumulators = [s for s in self.nest.body if isinstance(s, PartialAccumulate)]
-        self.writer.carried_values = self._carried_values()
+        groups = record_groups([s for s in body if isinstance(s, Reduce)], plan.group)
+        self.exchanged = [r for group in groups for r in group]
+        self.records = [(Record(group[0].kind, len(group), plan.group), group) for group in groups]
+        loads = {s.name: s for s in body if isinstance(s, Load)}
+        names = [s.value.name for s in body if isinstance(s, Carry)]
+        self.carried_values = {n: self.carried_value(f"held{i}", loads[n]) for i, n in enumerate(names)}
+        # Accumulations that add zero where there is no row, if there are such places at all.
+        self.idle = without_effect(self.nest, self.dims[0].symbol)
         if not self.ragged and not self.exchanged:
-            self.writer.idle = set(self.accumulators)
+            self.idle = set(self.accumulations)
+        self.floating = floating(self.nest, columns.symbol)
 
     def written(self, label: str) -> KernelSource:
-        plan, writer, code = self.plan, self.writer, self.code
-        writer.begin_main(plan)
-        member = "own" if self.exchanged else "part"
-        code.writeline(f"{member} = {PROGRAM} % {plan.group}")
-        code.writeline(f"{SPLIT_SYMBOL} = {writer.to_index_width(PROGRAM, SPLIT_SYMBOL)} // {plan.group}")
+        group, code = self.plan.group, self.code
+        self.begin_main()
+        code.writeline(f"{'own' if self.exchanged else 'part'} = {PROGRAM} % {group}")
+        code.writeline(f"{SPLIT_SYMBOL} = {self.to_index_width(PROGRAM, SPLIT_SYMBOL)} // {group}")
         if self.alignment is None:
-            code.writeline(f"begin, tiles = {SPLIT_SYMBOL}, tl.cdiv({self.x.extent}, XBLOCK)")
+            code.writeline(f"begin, tiles = {self.first_tile}, {self.tiles}")
         else:
-            writer.shift(self.alignment)
-            code.writeline(f"begin = {SPLIT_SYMBOL} // {plan.period}")
-            code.writeline(f"tiles = tl.cdiv(tl.cdiv({self.x.extent}, {plan.period}), XBLOCK)")
+            self.shift()
+            code.writeline(f"begin = {self.first_tile}")
+            code.writeline(f"tiles = {self.tiles}")
         if self.exchanged:
             self.turns()
         else:
             self.turn()
-        return writer.finish_main(label, plan)
+        return self.finish_main(label)
 
     def turns(self) -> None:
         """One turn for the program's own part. If a wait timed out, the recompute fallback: one turn for each
@@ -115,84 +117,69 @@ class _CooperativeKernel:
             code.writeline(f"turns = tl.where((turn == 0) & ({missed} > 0), {recomputed + 2}, turns)")
             code.writeline("turn += 1")
 
-    def turn(self) -> None:
-        """All rows of a part, and the store of its partials."""
-        writer = self.writer
-        self.columns()
-        for stmt in self.nest.preamble:
-            writer.statement(stmt)
-        if writer.floating:
-            self.anchor()
-        for acc in self.accumulators:
-            writer.empty(acc)
-        self.main_loop()
-        if self.plan.launch.dependent:
-            self.writer.release()
-        for acc in self.accumulators:
-            writer.store_partial(acc)
-
     # Indices.
 
-    def columns(self) -> None:
-        """The columns of the part, and the mask of the lanes that have one."""
-        cols, y = self.plan.walk[-1].part, self.y
+    def preamble(self) -> None:
+        """The columns of the part, the mask of the lanes that have one, and what depends on no row."""
+        cols, y = self.plan.walk[-1].part, self.dims[1]
         if self.alignment is not None:
             self.code.writeline(f"end = tl.minimum(part * {cols} + {cols}, {y.extent})")
-            self.writer.shifted_columns(f"part * {cols}", "end")
-            return
-        lanes = self.writer.to_index_width("tl.arange(0, R0_BLOCK)[None, :]", y.symbol)
-        self.code.writeline(f"{y.symbol} = part * {cols} + {lanes}")
-        if y.masked:
+            self.shifted_columns(f"part * {cols}", "end")
+        else:
+            lanes = "tl.arange(0, R0_BLOCK)[None, :]"
+            self.code.writeline(f"{y.symbol} = part * {cols} + {self.to_index_width(lanes, y.symbol)}")
             inside = f"{y.symbol} < {y.extent}"
             if cols != self.plan.lanes:
-                inside = f"({inside}) & (tl.arange(0, R0_BLOCK)[None, :] < {cols})"
-            self.code.writeline(f"{y.mask} = {inside}")
+                inside = f"({inside}) & ({lanes} < {cols})"
+            if y.masked:
+                self.code.writeline(f"{y.mask} = {inside}")
+        super().preamble()
+        if self.floating:
+            self.anchor()
 
     def anchor(self) -> None:
         """A load that is always masked off, in the layout of the tiles. A reduction that depends on no load
         over columns would otherwise have the layout of its mailbox store, with a row per thread."""
         moves = (s for s in self.nest.body if isinstance(s, Load | Store))
-        pointer = self.writer.pointer(max(moves, key=lambda s: len(self.writer.varies(s))).buffer)
-        self.code.writeline(f"anchor = tl.load({pointer} + {self.y.symbol}, {PROGRAM} < 0, other=0)")
+        pointer = self.pointer(max(moves, key=lambda s: len(self.varies(s))).buffer)
+        self.code.writeline(f"anchor = tl.load({pointer} + {self.dims[1].symbol}, {PROGRAM} < 0, other=0)")
 
     def rows(self, late: bool) -> None:
         """The rows of the tile that a phase works on in this iteration."""
-        tile = self.tile_of() if late else "tile"
-        x = self.x
-        if self.alignment is None:
-            self.code.writeline(f"{x.symbol} = {self.writer.tile_rows(f'({tile})')}")
-        else:
-            self.writer.shifted_rows(tile)
+        x, tile = self.dims[0], self.tile_of() if late else "tile"
         before = f"({x.symbol} >= 0) & " if late else ""
-        self.code.writeline(f"{x.mask} = {before}({x.symbol} < {x.extent})")
+        tile = f"({tile})" if self.alignment is None else tile
+        self.begin_tile(tile, f"{before}({x.symbol} < {x.extent})")
 
     def tile_of(self, later: int = 0) -> str:
         """Triton text: the tile that the second phase works on in this iteration, or so many later."""
         late = (self.plan.lag - later) * self.step
         return f"tile - {late}" if late else "tile"
 
-    def record(self, group: int, row: int, tile: str) -> str:
+    def record_at(self, group: Sequence[Reduce], row: int, tile: str) -> str:
         """Triton text: the address of the record of a row of a tile, clamped to the existing tiles."""
         tile = f"tl.maximum(tl.minimum({tile}, tiles - 1), 0)"
-        row_of = f"({self.writer.to_index_width(tile, MAILBOX)} * XBLOCK + {row})"
+        row_of = f"({self.to_index_width(tile, MAILBOX)} * XBLOCK + {row})"
         if self.alignment is not None:
             row_of = f"({row_of} * {self.alignment.period} + first)"
-        slots = slots_of(self.plan.group)
-        first = self.exchanged.index(self.groups[group][0])
-        return f"{self.writer.pointer(MAILBOX)} + ({row_of} * {len(self.exchanged)} + {first}) * {slots}"
+        return f"{self.pointer(MAILBOX)} + {self.slots(row_of, group[0])}"
+
+    def slots(self, row: str, reduce: Reduce) -> str:
+        """Triton text: the first slot of a reduction of a row."""
+        place = f"{row} * {len(self.exchanged)} + {self.exchanged.index(reduce)}"
+        return f"({place}) * {slots_of(self.plan.group)}"
 
     # The loop.
 
-    def main_loop(self) -> None:
-        lag, code, carried_values = self.plan.lag, self.code, self.writer.carried_values
-        for carry in carried_values.values():
+    def loop(self) -> None:
+        lag, code = self.plan.lag, self.code
+        for carry in self.carried_values.values():
             for i in range(1, lag + 1):
                 code.writeline(f"{carry.name}_{i} = tl.zeros([{carry.shape}], {carry.triton_dtype})")
         if self.exchanged:
             code.writeline("missed1 = tl.full([], 0, tl.int32)")
-        for group in range(len(self.groups)):
-            for row in range(self.plan.tile_rows):
-                code.writeline(f"{_seen(group, row)} = " + self.peek(group, row, "begin"))
+        for group in range(len(self.records)):
+            self.peek(group, "begin")
         turns = f"tiles + {lag * self.step}" if self.exchanged else "tiles"
         code.writeline(f"for tile in tl.range(begin, {turns}, {self.step}, num_stages=NUM_STAGES):")
         with code.indent():
@@ -206,11 +193,11 @@ class _CooperativeKernel:
             for reduce in self.exchanged:
                 self.publish(reduce)
             if self.exchanged:
-                self.totals()
+                self.wait()
                 self.rows(late=True)
                 # Masks, no branch: H200, RMSNorm 16384x16384 bf16: 76% of the limit with a branch, 91% so.
                 self.run(self.second)
-            for value, carry in carried_values.items():
+            for value, carry in self.carried_values.items():
                 for i in range(lag, 1, -1):
                     moved = carried(f"{carry.name}_{i - 1}", carry.dtype.itemsize * 8, carry.triton_dtype)
                     code.writeline(f"{carry.name}_{i} = {moved}")
@@ -219,97 +206,73 @@ class _CooperativeKernel:
     def loads(self, phase: Sequence[Statement]) -> None:
         for stmt in phase:
             if isinstance(stmt, Load):
-                self.writer.statement(stmt)
+                self.statement(stmt)
 
     def run(self, phase: Sequence[Statement]) -> None:
         for stmt in phase:
             if isinstance(stmt, Carry):
                 self.carry(stmt)
             elif not isinstance(stmt, Load):
-                self.writer.statement(stmt)
+                self.statement(stmt)
 
     def publish(self, reduce: Reduce) -> None:
-        value = word(str(self.writer.ops.variables[reduce.name]))
-        slots = slots_of(self.plan.group)
-        at = f"({self.x.symbol} * {len(self.exchanged)} + {self.exchanged.index(reduce)}) * {slots} + part"
-        inside = f"{self.x.symbol} < tiles * {self.plan.tile_rows * self.plan.period}"
-        self.code.writeline(f"tl.store({self.writer.pointer(MAILBOX)} + ({at}), {value}, ({inside}))")
+        x, value = self.dims[0].symbol, word(str(self.ops.variables[reduce.name]))
+        at = f"{self.slots(str(x), reduce)} + part"
+        inside = f"{x} < tiles * {self.plan.tile_rows * self.plan.period}"
+        self.code.writeline(f"tl.store({self.pointer(MAILBOX)} + ({at}), {value}, ({inside}))")
 
-    def totals(self) -> None:
+    def wait(self) -> None:
         """Wait for the totals that the second phase needs, and issue the reads for its next tile."""
         code, tile, rows = self.code, self.tile_of(), range(self.plan.tile_rows)
         code.writeline(f"ready1 = ({tile} >= 0) & ({tile} < tiles)")
         code.writeline(f"polls = tl.where({MINE} & ready1 & (missed1 == 0), {POLLS}, 0)")
-        for g, group in enumerate(self.groups):
-            record = Record(group[0].kind, len(group), self.plan.group)
+        for g, (record, group) in enumerate(self.records):
             for row in rows:
                 total = f"total1_{g}_{row}"
-                awaited = record.total(self.record(g, row, tile), _seen(g, row), "polls")
+                awaited = record.total(self.record_at(group, row, tile), _seen(g, row), "polls")
                 code.writeline(f"{total} = {awaited}")
                 code.writeline(f"missed1 = missed1 | (ready1 & ({total}[0] == 0)).to(tl.int32)")
             for i, reduce in enumerate(group):
                 values = [f"total1_{g}_{row}[{i + 1}]" for row in rows]
-                self.writer.ops.define(_column(values), reduce.dtype, reduce.name)
-            for row in rows:
-                code.writeline(f"{_seen(g, row)} = " + self.peek(g, row, self.tile_of(later=1)))
+                self.ops.define(_column(values), reduce.dtype, reduce.name)
+            self.peek(g, self.tile_of(later=1))
 
-    def peek(self, g: int, row: int, tile: str) -> str:
-        group = self.groups[g]
-        return Record(group[0].kind, len(group), self.plan.group).peek(self.record(g, row, tile))
+    def peek(self, g: int, tile: str) -> None:
+        """Issue the reads of a record of each row of a tile."""
+        record, group = self.records[g]
+        for row in range(self.plan.tile_rows):
+            self.code.writeline(f"{_seen(g, row)} = {record.peek(self.record_at(group, row, tile))}")
 
     # Values that are carried from the first phase to the second.
 
-    def _carried_values(self) -> dict[str, _CarriedValue]:
-        """The values that are carried, by their names."""
-        names = [s.value.name for s in self.nest.body if isinstance(s, Carry)]
-        loads = {s.name: s for s in self.nest.body if isinstance(s, Load)}
-        return {name: self.carried_value(f"held{i}", loads[name]) for i, name in enumerate(names)}
-
     def carried_value(self, name: str, value: Load) -> _CarriedValue:
-        varies = self.writer.deps[value.name]
-        if len(varies) == 2:  # few values per row gain nothing
-            stored_dtype = self.program.buffer(value.buffer).dtype
-            if stored_dtype in _CARRIED_RAW:
-                return _CarriedValue(
-                    name, stored_dtype, _CARRIED_RAW[stored_dtype], self.writer.shape(varies), raw=True
-                )
+        varies, stored = self.deps[value.name], self.program.buffer(value.buffer).dtype
+        shape = self.shape(varies)
+        if len(varies) == 2 and stored in _CARRIED_RAW:  # few values per row gain nothing
+            return _CarriedValue(name, stored, _CARRIED_RAW[stored], shape, raw=True)
         dtype = torch.int8 if value.dtype == torch.bool else value.dtype
         if len(varies) < 2 and not dtype.is_floating_point and dtype.itemsize < 4:
             dtype = torch.int32  # a tile has too few rows to fill a register with their elements
-        return _CarriedValue(name, dtype, triton_compute_type(dtype), self.writer.shape(varies))
+        return _CarriedValue(name, dtype, triton_compute_type(dtype), shape)
 
     def newest(self, value: str, carried_value: _CarriedValue) -> str:
         """Triton text: a value of this iteration, as it is carried."""
         if carried_value.raw:
             return f"{carried_value.name}_raw"
-        variable = self.writer.ops.variables[value]
-        return (
-            str(variable)
-            if carried_value.dtype == variable.dtype
-            else f"{variable}.to({carried_value.triton_dtype})"
-        )
+        variable = self.ops.variables[value]
+        cast = "" if carried_value.dtype == variable.dtype else f".to({carried_value.triton_dtype})"
+        return f"{variable}{cast}"
 
     def carry(self, stmt: Carry) -> None:
-        carried_value = self.writer.carried_values[stmt.value.name]
+        carried_value = self.carried_values[stmt.value.name]
         text = f"{carried_value.name}_{self.plan.lag}"
         if stmt.dtype == torch.bool:
             text = f"({text} != 0)"
         elif carried_value.dtype != stmt.dtype:
             text += f".to({triton_compute_type(stmt.dtype)})"
-        self.writer.ops.define(text, stmt.dtype, stmt.name)
+        self.ops.define(text, stmt.dtype, stmt.name)
 
-
-class _CooperativeWriter(Writer):
-    """Loads that are carried are also kept without a cast. Column vectors and accumulators have one row: a
-    thread has all rows of a tile. In a kernel with exchanges, results are stored only in turns for the
-    program's own part."""
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self.carried_values: dict[str, _CarriedValue] = {}  # by the names of the values
-        # Accumulations that add zero where there is no row, if there are such places at all.
-        self.idle = without_effect(self.nest, self.dims[0].symbol)
-        self.floating = floating(self.nest, self.dims[1].symbol)
+    # Statements that it writes in another way.
 
     def reduce(self, stmt: Reduce) -> None:
         value = self.ops.variables[stmt.value.name]
@@ -320,14 +283,15 @@ class _CooperativeWriter(Writer):
         self.ops.variables[stmt.value.name] = value
 
     def stored_where(self, mask: str) -> str:
-        if not any(isinstance(s, Exchange) for s in self.nest.body):
+        if not self.exchanged:
             return mask
         return f"{mask} & {MINE}" if mask else MINE
 
     def loaded(self, stmt: Load, text: str) -> str:
-        if stmt.name not in self.carried_values or not self.carried_values[stmt.name].raw:
+        carry = self.carried_values.get(stmt.name)
+        if carry is None or not carry.raw:
             return text
-        name = f"{self.carried_values[stmt.name].name}_raw"
+        name = f"{carry.name}_raw"
         self.code.writeline(f"{name} = {text}")
         return name
 

@@ -15,7 +15,6 @@ the arguments that a kernel writes gives up at an `asm` with side effects.
 from __future__ import annotations
 
 import dataclasses
-import re
 import struct
 from typing import Any
 
@@ -46,7 +45,8 @@ class Record:
 
     def peek(self, pointer: str) -> str:
         """Triton text: issue the read of the record at `pointer`; gives what `total` takes as `seen`."""
-        body = f"{self._address(1)}mov.b32 $0, {_bits(self.kind)}; @q ld.relaxed.gpu.global.b32 $0, [a]; }}"
+        identity = struct.pack(">f", self.kind.identity).hex()
+        body = f"{self._address(1)}mov.b32 $0, 0x{identity}; @q ld.relaxed.gpu.global.b32 $0, [a]; }}"
         return _asm("peek", self, body, "=r,l", [f"({pointer}).to(tl.int64)"], "tl.int32")
 
     def total(self, pointer: str, seen: str, polls: str) -> str:
@@ -92,12 +92,6 @@ def _asm(what: str, record: Record, body: str, constraints: str, args: list[str]
     return inline(mark, body, constraints, args, dtype)
 
 
-def _bits(kind: ReductionKind) -> str:
-    """The identity as a float32, in PTX."""
-    (word,) = struct.unpack("<I", struct.pack("<f", kind.identity))
-    return f"0x{word:08x}"
-
-
 def interpreted(text: str, args: list[Any]) -> list[Any] | None:
     """What an `asm` of this module gives for NumPy arguments; None if it is not of this module."""
     import ctypes
@@ -106,16 +100,13 @@ def interpreted(text: str, args: list[Any]) -> list[Any] | None:
 
     if (mark := mark_of(text)) is None:
         return None
-    match = re.fullmatch(r"([a-z]+)(?:_([a-z]+)_(\d+)_(\d+))?", mark)
-    assert match, mark
-    if match[1] in ("carry", "pass"):
+    what, *of = mark.split("_")
+    if what in ("carry", "pass"):
         return [args[0]]
-    if match[1] == "peek":
+    if what == "peek":
         return [numpy.full_like(args[0], EMPTY, dtype=numpy.int32)]
-    kind = KINDS[match[2]]
-    assert kind.numpy is not None, mark
-    join = getattr(numpy, kind.numpy)
-    record = Record(kind, int(match[3]), int(match[4]))
+    kind = KINDS[of[0]]
+    join, record = getattr(numpy, kind.combine), Record(kind, *map(int, of[1:]))
     size = record.values * record.lanes
     at = (ctypes.c_int32 * size).from_address(int(args[0].flat[0]))
     words = numpy.frombuffer(at, numpy.int32).reshape(record.values, record.lanes)[:, : record.parts]

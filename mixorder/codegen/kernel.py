@@ -10,7 +10,6 @@ share one kernel.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 
 import sympy
@@ -36,30 +35,27 @@ def generate(
     _, *later_nests = program.nests
     final = [nest for nest in later_nests if nest.over_splits]
     copies = [nest for nest in later_nests if not nest.over_splits]
-    final_programs = [dataclasses.replace(program, nests=(nest,)) for nest in final]  # with axes of its own
     with printing_triton():
         main = main_kernel(program, plan, label)
-        names = [f"sums{i}" if copies else "KERNEL" for i in range(len(final_programs))]
-        behind = tuple(
-            _final_kernel(stage, plan, label, name) for stage, name in zip(final_programs, names, strict=True)
-        )
+        names = [f"sums{i}" if copies else "KERNEL" for i in range(len(final))]
+        stages = zip(final, names, strict=True)
+        behind = tuple(_final_kernel(program, nest, plan, label, name) for nest, name in stages)
         if copies:
             behind = (placing_kernel(program, copies, behind, plan, label),)
         return (main, *behind)
 
 
-def _final_kernel(program: LoopProgram, plan: Plan, label: str, name: str) -> KernelSource:
+def _final_kernel(program: LoopProgram, nest: Nest, plan: Plan, label: str, name: str) -> KernelSource:
     """The finalisation, or as a part of a kernel a function of this name, whose last parameter is its
     program's number."""
-    (nest,), standalone = program.nests, name == "KERNEL"
-    col = program.axis(AxisClass.COLUMN)
+    col, standalone = nest.axis(AxisClass.COLUMN), name == "KERNEL"
     cols = 1 if col is None else int(col.size)
     s_block = 1 << (plan.splits - 1).bit_length()
     block = min(plan.second.block, 1 << (cols - 1).bit_length())
     s = TileDim(SPLIT_SYMBOL, str(plan.splits), "SBLOCK", s_block != plan.splits)
     y = TileDim(col.symbol if col else sympy.Symbol("y"), str(cols), "YBLOCK", bool(cols % block))
     writer = Writer(program, nest, (s, y), plan.splits)
-    writer.begin([] if standalone else ["program"], name)
+    writer.begin_kernel(writer.wide, *([] if standalone else ["program"]), name=name)
     writer.code.writeline(f"SBLOCK: tl.constexpr = {s_block}")
     writer.code.writeline(f"YBLOCK: tl.constexpr = {block}")
     program_id = awaited(PROGRAM) if plan.launch.dependent else PROGRAM
@@ -69,8 +65,8 @@ def _final_kernel(program: LoopProgram, plan: Plan, label: str, name: str) -> Ke
     for stmt in _with_stores_first(nest):
         writer.statement(stmt)
     config = LaunchConfig((), plan.second.warps, 1)
-    source = writer.finish(f"triton_mixorder_{label}_final", writer.batch * -(-cols // block), config)
-    return dataclasses.replace(source, waits=plan.launch.dependent)
+    grid, waits = writer.batch * -(-cols // block), plan.launch.dependent
+    return writer.source(f"triton_mixorder_{label}_final", grid, config, waits=waits)
 
 
 def _with_stores_first(nest: Nest) -> Iterator[Statement]:

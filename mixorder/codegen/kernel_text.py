@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import sympy
 import torch
 
-from ..inductor.printing import IndentedBuffer, triton_compute_type
-from ..ir.dtypes import INTEGERS
+from ..inductor.printing import AT_ONCE, COMPARED, IndentedBuffer, triton_compute_type
+from ..ir.dtypes import INTEGERS, computed_in
 from ..ir.program import (
     Axis,
     Buffer,
     BufferRole,
+    Compute,
     Exchange,
     Load,
     LoopProgram,
@@ -24,9 +25,16 @@ from ..ir.program import (
     Store,
 )
 from ..ir.reductions import ReductionKind
-from .maxima import Maxima
 from .op_printer import OpPrinter
 from .source import KernelSource, LaunchConfig
+
+_REDUCER = """\
+@triton.jit
+def {}_or_nan(a, b):
+    return {}
+
+
+"""
 
 
 class KernelText:
@@ -40,7 +48,14 @@ class KernelText:
         self.deps = nest.dependence()
         self.buffers = buffers_of(program, nest)
         self.sizes = tuple(map(str, program.sizes_of(nest)))
-        self.maxima = Maxima()
+        statements, symbols = nest.statements, dict.fromkeys(self.ops.loops, sympy.S.One)
+        accesses = (s for s in statements if isinstance(s, Load | Store | PartialAccumulate))
+        self.indices = tuple(dict.fromkeys(s.index for s in accesses))
+        # Sizes that are values. A loop's symbol as a value is cast where it is used (`ScalarPrinter`).
+        args = (arg for s in statements if isinstance(s, Compute) for arg in s.args)
+        self.numbers = [arg.xreplace(symbols) for arg in args if isinstance(arg, sympy.Expr)]
+        self.compared = False  # whether maxima are comparisons, where their instruction is not to be used
+        self.reducers: dict[str, str] = {}  # functions that the kernel calls for maxima, by their ops
 
     def begin_function(self, *parameters: str, name: str = "KERNEL") -> None:
         """Begin the kernel, or a function of this name, which has the buffers as its first parameters."""
@@ -49,25 +64,28 @@ class KernelText:
         self.code.writeline(f"def {name}({', '.join([*pointers, *parameters])}):")
         self.code.do_indent()
 
-    def source(
-        self,
-        name: str,
-        text: str,
-        grid: int | sympy.Expr,
-        config: LaunchConfig,
-        sizes: tuple[str, ...] = (),
-        **launch: Any,
-    ) -> KernelSource:
-        """The kernel of this text; `launch` has other fields of its record."""
-        name, text = named(name, text)
+    def begin_kernel(self, wide: Collection[str], *parameters: str, name: str = "KERNEL") -> None:
+        """Begin the kernel, which also has symbolic sizes as parameters: those in `wide` in 64 bits."""
+        self.begin_function(*self.sizes, *parameters, name=name)
+        for size in self.sizes:
+            if size in wide:
+                self.code.writeline(f"{size} = tl.full([], {size}, tl.int64)")
+
+    def text(self) -> str:
+        """The kernel, behind the functions that it calls."""
+        return "".join((*self.reducers.values(), self.code.getvalue()))
+
+    def source(self, name: str, grid: int | sympy.Expr, config: LaunchConfig, **launch: Any) -> KernelSource:
+        """The kernel; `launch` has other fields of its record."""
+        name, text = named(name, self.text())
         written = _written(self.program, self.nest)
         return KernelSource(
             name,
             text,
             buffers=tuple(b.name for b in self.buffers),
             written=tuple(b.name for b in self.buffers if b.name in written),
-            sizes=sizes,
-            grid=grid,
+            sizes=self.sizes,
+            grid=int(grid) if sympy.sympify(grid).is_number else grid,
             config=config,
             **launch,
         )
@@ -75,6 +93,10 @@ class KernelText:
     def pointer(self, buffer: str) -> str:
         """The parameter for a buffer, or for the input whose memory it reuses."""
         return self.program.memory(buffer).pointer
+
+    def dtype(self, stmt: PartialAccumulate) -> torch.dtype:
+        """What a partial is accumulated in."""
+        return computed_in(self.program.buffer(stmt.buffer).dtype)
 
     def cast(self, load: Load, text: str) -> str:
         """What is loaded, in the dtype that it is computed with."""
@@ -84,8 +106,8 @@ class KernelText:
 
     def combined(self, kind: ReductionKind, left: str, right: str, dtype: torch.dtype) -> str:
         """The text of two values of a reduction, combined."""
-        if self.maxima.has(kind, dtype):
-            return self.maxima.of(kind, left, right)
+        if _in_one_instruction(kind, dtype):
+            return (COMPARED if self.compared else AT_ONCE)[kind.combine].format(left, right)
         return self.ops.combine(kind.combine, left, right, dtype)
 
     def reduced_along(
@@ -97,9 +119,27 @@ class KernelText:
 
     def reduced_once(self, kind: ReductionKind, dtype: torch.dtype, value: str, place: int) -> str:
         """A value reduced along one of its dims, which it loses."""
-        if self.maxima.has(kind, dtype):
-            return self.maxima.along(kind, value, place)
-        return f"{kind.tile}({value}, {place})"
+        if not _in_one_instruction(kind, dtype):
+            return f"{kind.tile}({value}, {place})"
+        self.reducers[kind.combine] = _REDUCER.format(kind.combine, self.combined(kind, "a", "b", dtype))
+        return f"tl.reduce({value}, {place}, {kind.combine}_or_nan)"
+
+
+def _in_one_instruction(kind: ReductionKind, dtype: torch.dtype) -> bool:
+    """Whether a reduction is a maximum or a minimum of float32. Inductor's functions compare an element twice
+    and select it: four instructions or five. From compute capability 8.0 on, GPUs have one that propagates
+    NaN as eager does; for others Triton writes the comparisons."""
+    return kind.selects and dtype == torch.float32
+
+
+def reshaped(value: str, shape: Iterable[int]) -> str:
+    """Triton text: a tensor with other dims."""
+    return f"tl.reshape({value}, [{', '.join(map(str, shape))}])"
+
+
+def permuted(value: str, order: Iterable[int]) -> str:
+    """Triton text: a tensor with its dims in another order."""
+    return f"tl.permute({value}, ({', '.join(map(str, order))}))"
 
 
 def identity(kind: ReductionKind, dtype: torch.dtype) -> str:

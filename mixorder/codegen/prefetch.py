@@ -9,7 +9,7 @@ from __future__ import annotations
 import sympy
 
 from ..ir.program import Load
-from .writer import TileDim, Writer
+from .row_kernel import RowKernel
 
 LEAST_BYTES = 4
 
@@ -17,8 +17,8 @@ LEAST_BYTES = 4
 class Prefetch:
     """The loads of a main kernel's loop that are issued one iteration before their values are used."""
 
-    def __init__(self, writer: Writer, rows: TileDim) -> None:
-        self.writer, self.rows = writer, rows
+    def __init__(self, writer: RowKernel) -> None:
+        self.writer, self.rows = writer, writer.dims[0]
         self.loads = tuple(s for s in writer.nest.body if isinstance(s, Load) and self.is_late(s))
 
     def is_late(self, load: Load) -> bool:

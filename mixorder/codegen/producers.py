@@ -57,7 +57,8 @@ def awaited(places: Mapping[str, str]) -> Iterator[str]:
     later than the others: these are loaded once more behind the loop."""
     yield f"polls = tl.full([], {POLLS}, tl.int32)"
     for words, pointers in places.items():
-        reload = f"{words} = {_reload(words, pointers)}"
+        places_and_words = [f"({pointers}).to(tl.int64)", words]
+        reload = f"{words} = {inline(_MARK, _RELOAD, '=&r,l,r', places_and_words, 'tl.int32', pure=False)}"
         yield f"while (tl.min(({words} != {EMPTY}).to(tl.int32)) == 0) & (polls > 0):"
         yield f"    {reload}"
         yield "    polls -= 1"
@@ -83,11 +84,6 @@ def branches(
     number = inline("pass", "mov.b32 $0, $1;", "=r,r", [f"{row}.to(tl.int32)"], "tl.int32", pure=False)
     yield f"    {row} = {number}{'.to(tl.int64)' * wide}"
     yield from (f"    {line}" for line in (*before, *after))
-
-
-def _reload(words: str, pointers: str) -> str:
-    """Triton text: words, of which those that were empty are reloaded."""
-    return inline(_MARK, _RELOAD, "=&r,l,r", [f"({pointers}).to(tl.int64)", words], "tl.int32", pure=False)
 
 
 def interpreted(text: str, args: list[Any]) -> list[Any] | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .kernel_text import permuted, reshaped
+
 WORD = 4  # bytes of a register
 # Splitting and joining a dim of 2 elements leaves the joined dim innermost in registers.
 HELPER = """\
@@ -30,12 +32,6 @@ def along_columns(value: str, shape: Sequence[int], place: int) -> str:
     before, rows, after = shape[:place], shape[place], shape[place + 1 :]
     rank, inner = len(shape) + 2, (place + 1, place + 2)
     outer = [i for i in range(rank) if i not in inner]
-    split_shape = _text([*before, rows // WORD, 2, 2, *after])
-    last = f"tl.permute(tl.reshape({value}, {split_shape}), ({', '.join(map(str, [*outer, *inner[::-1]]))}))"
+    last = permuted(reshaped(value, [*before, rows // WORD, 2, 2, *after]), [*outer, *inner[::-1]])
     back = [[*outer, *inner].index(i) for i in range(rank)]  # `rows_innermost` exchanges the last two dims
-    joined = f"tl.permute(rows_innermost({last}), ({', '.join(map(str, back))}))"
-    return f"tl.reshape({joined}, {_text(shape)})"
-
-
-def _text(shape: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
+    return reshaped(permuted(f"rows_innermost({last})", back), shape)

@@ -11,14 +11,13 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 import sympy
 import torch
 
 from ..inductor.printing import offset_text
-from ..inductor.symbols import FloorDiv, ModularIndexing
-from ..ir.dtypes import FLOAT8, computed_in
+from ..inductor.symbols import FloorDiv, ModularIndexing, wide_symbols
+from ..ir.dtypes import FLOAT8
 from ..ir.program import (
     SPLIT_SYMBOL,
     Axis,
@@ -37,23 +36,22 @@ from ..ir.program import (
 )
 from ..ir.reductions import ReductionKind
 from ..ir.rewriting import Scope
-from ..schedule.plan import Launch, Plan, Produced, in_tiles
+from ..schedule.plan import Plan, Produced, in_tiles
 from ..schedule.producers import ProgramGroups, program_groups, row_axes_of
 from ..transform.cooperative import MAILBOX
 from .exchange import word
-from .kernel_text import buffers_of, filler, identity
-from .maxima import Maxima
+from .kernel_text import buffers_of, filler, identity, permuted, reshaped
 from .producers import FUNCTION, awaited, branches, looked_at, roles
 from .registers import HELPER, WORD, along_columns
 from .source import KernelSource, LaunchConfig
-from .tile_access import Dim, LoadDim, TileAccesses
+from .tile_access import Dim, LoadDim, TileAccesses, axes_of
 
 _CASTS = ("to_dtype", "to_dtype_bitcast")
 
 
 def tile_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     """The kernel of a tile-local program."""
-    writer = TileWriter(program, plan)
+    writer = TileWriter(program, program.nests[0], plan)
     writer.begin()
     if program.producer_nest is not None:
         writer.begin_groups(program.producer_nest)
@@ -61,47 +59,26 @@ def tile_kernel(program: LoopProgram, plan: Plan, label: str) -> KernelSource:
     return writer.finish(f"triton_mixorder_{label}")
 
 
-def row_values(
-    program: LoopProgram, producer_nest: Nest, produced: Produced, launch: Launch, maxima: Maxima
-) -> tuple[str, str]:
-    """The text of a function that computes and stores values of whole rows, and its pointers."""
-    row, column = producer_nest.loops
-    plan = Plan(
-        in_tiles([int(axis.size) for axis in producer_nest.loops], [produced.rows, produced.cols]), launch
-    )
-    writer = TileWriter(dataclasses.replace(program, nests=(producer_nest,)), plan)
-    writer.separate, writer.maxima = frozenset({row}), maxima
-    writer.begin_function(writer.number(row), name=FUNCTION)
-    if row.symbol in writer.wide_symbols:
-        writer.code.writeline(f"{writer.number(row)} = {writer.number(row)}.to(tl.int64)")
-    if writer.tiles(column) > 1:
-        writer.tile_by_tile(producer_nest, column)
-    else:
-        writer.whole()
-    return f"{writer.code.getvalue()}\n\n", ", ".join(b.pointer for b in writer.buffers)
-
-
-def copy_function(program: LoopProgram, nest: Nest, plan: Plan, name: str) -> tuple[str, list[str], int]:
-    """The text of a function that copies a tile; its buffers, and how many tiles there are. The tile's number
-    is its last parameter."""
-    writer = TileWriter(dataclasses.replace(program, nests=(nest,)), plan)
+def copy_function(program: LoopProgram, nest: Nest, plan: Plan, name: str) -> KernelSource:
+    """A function that copies a tile, whose number is its last parameter."""
+    writer = TileWriter(program, nest, plan)
     writer.begin_function("program", name=name)
     if writer.wide:
         writer.code.writeline("program = program.to(tl.int64)")
     writer.number_tiles()
     writer.whole()
-    return f"{writer.code.getvalue()}\n\n", [b.name for b in writer.buffers], writer.tiles_in_all
+    return writer.finish(name)
 
 
 class TileWriter(TileAccesses):
     """Writes one kernel."""
 
-    def __init__(self, program: LoopProgram, plan: Plan) -> None:
-        super().__init__(program, plan)
+    def __init__(self, program: LoopProgram, nest: Nest, plan: Plan) -> None:
+        super().__init__(program, nest, plan)
         if plan.produced and program.producer_nest is not None:
             read = buffers_of(program, program.producer_nest)
             self.buffers = [b for b in program.buffers if b in self.buffers or b in read]
-        self.maxima.compared = self.turns_a_byte()
+        self.compared = self.turns_a_byte()
         values = (s.dtype for s in self.nest.body if isinstance(s, Compute))
         self.ops.at_once = not any(dtype.itemsize == 1 and dtype.is_floating_point for dtype in values)
         self.transposed: set[str] = set()
@@ -115,10 +92,11 @@ class TileWriter(TileAccesses):
         self._begun = 0  # where the text of a tile begins, or of what follows its wait
         self._before: list[str] = []  # the lines of a tile before its wait
         self._awaited: dict[str, str] = {}  # the variable of each word
+        self.summed = [axis for axis in self.tiled if axis in nest.summed]
 
     def begin(self) -> None:
-        self.begin_function(*self.sizes)
-        self.sizes_to_int64()
+        elements = sympy.prod(axis.size for axis in self.axes)
+        self.begin_kernel({*map(str, wide_symbols([elements, *self.numbers], {}))})
         first = "tl.program_id(0)"
         if self.plan.produced:
             return
@@ -137,10 +115,10 @@ class TileWriter(TileAccesses):
         """Begin a kernel whose programs come in groups (`codegen.producers`)."""
         sizes = [int(axis.size) for axis in self.axes]
         row_axes = row_axes_of(producer_nest, sizes)
-        producers, launch = self.plan.produced, self.plan.launch
+        producers = self.plan.produced
         assert producers is not None
         groups = self._groups = program_groups(sizes, row_axes, self.plan)
-        self._functions, pointers = row_values(self.program, producer_nest, producers, launch, self.maxima)
+        self._functions, pointers = self.row_values(producer_nest, producers)
         row, column = self.number(self.axes[0]), self.number(self.axes[row_axes])
         mailbox = self.program.buffer(MAILBOX)
         counter = f"{mailbox.pointer} + {offset_text(mailbox.numel - 1)}"
@@ -149,24 +127,38 @@ class TileWriter(TileAccesses):
         self.code.do_indent()
         self._begun, self._of_values = len(self.code.getvalue()), pointers
 
+    def row_values(self, nest: Nest, produced: Produced) -> tuple[str, str]:
+        """The text of a function that computes and stores values of whole rows, and its pointers."""
+        row, column = nest.loops
+        walk = in_tiles([int(axis.size) for axis in nest.loops], [produced.rows, produced.cols])
+        writer = TileWriter(self.program, nest, Plan(walk, self.plan.launch))
+        writer.separate, writer.compared, writer.reducers = frozenset({row}), self.compared, self.reducers
+        writer.begin_function(writer.number(row), name=FUNCTION)
+        if row.symbol in writer.wide_symbols:
+            writer.code.writeline(f"{writer.number(row)} = {writer.number(row)}.to(tl.int64)")
+        if writer.tiles(column) > 1:
+            writer.tile_by_tile(nest, column)
+        else:
+            writer.whole()
+        return f"{writer.code.getvalue()}\n\n", ", ".join(b.pointer for b in writer.buffers)
+
     def text(self) -> str:
         """The text of the kernel; of one with groups, what follows the wait of a tile is in branches."""
-        whole = self.code.getvalue()
+        functions, whole = self._functions + "".join(self.reducers.values()), self.code.getvalue()
+        functions += HELPER * self._words
         if self._groups is None:
-            return whole
+            return functions + whole
         row, after = self.number(self.axes[0]), self.lines_from(self._begun)
         lines = branches(self._groups, self._of_values, row, self.wide, self._before, after)
-        return whole[: self._begun] + textwrap.indent("\n".join(lines), " " * 8) + "\n"
+        return functions + whole[: self._begun] + textwrap.indent("\n".join(lines), " " * 8) + "\n"
 
     def finish(self, name: str) -> KernelSource:
-        functions = self._functions + self.maxima.functions + HELPER * self._words
         launch, grid = self.plan.launch, self.tiles_in_all
         config = LaunchConfig((), launch.num_warps, launch.num_stages)
         groups, producers = self._groups, self.plan.produced
         if groups is not None and producers is not None:
             grid = (groups.row_tiles + producers.lag) * groups.programs
-        options: dict[str, Any] = {"exact": self.exact, "registers": launch.max_registers}
-        source = self.source(name, functions + self.text(), grid, config, self.sizes, **options)
+        source = self.source(name, grid, config, exact=self.exact, registers=launch.max_registers)
         if groups is None:
             return source
         return dataclasses.replace(source, written=(*source.written, MAILBOX))
@@ -205,9 +197,9 @@ class TileWriter(TileAccesses):
             text = self._awaited[stmt.name]
         text = self.cast(stmt, text)
         text = self.joined(text, load_dims, dims)
-        axes = [axis for dim in dims for axis in dim.axes]
-        if axes:
-            text = self.in_order(text, axes, [len(dim.axes) for dim in dims])
+        if axes := axes_of(dims):
+            tile_axes = [axis for axis in self.tiled if axis in axes]
+            text = self.moved(text, len(dims), axes, tile_axes, self.shape(tile_axes))
         self.ops.define(text, stmt.dtype, stmt.name)
 
     def load_by_element(self, stmt: Load) -> None:
@@ -251,23 +243,32 @@ class TileWriter(TileAccesses):
     def lines_from(self, place: int) -> list[str]:
         return textwrap.dedent(self.code.getvalue()[place:]).splitlines()
 
-    def in_order(self, text: str, axes: list[Axis], grouped: list[int]) -> str:
-        """A value in memory's order of some axes as one in the tile's, with size 1 along the others."""
-        tile_axes = [axis for axis in self.tiled if axis in axes]
-        if axes != tile_axes:
-            if any(n > 1 for n in grouped):
-                text = f"tl.reshape({text}, [{', '.join(str(self.extents[a]) for a in axes)}])"
-            text = f"tl.permute({text}, ({', '.join(str(axes.index(a)) for a in tile_axes)}))"
-            grouped = [1] * len(tile_axes)
-        if len(grouped) == len(self.tiled):
-            return text
-        return f"tl.reshape({text}, {self.shape(tile_axes)})"
+    def moved(
+        self, value: str, rank: int, axes: Sequence[Axis], order: Sequence[Axis], shape: Sequence[int]
+    ) -> str:
+        """A tensor of this rank, whose elements lie along `axes`, as one of this shape, whose elements lie in
+        another order of these."""
+        if axes != order:
+            if rank != len(axes):
+                value = reshaped(value, [self.extents[axis] for axis in axes])
+            value, rank = permuted(value, map(axes.index, order)), len(order)
+        return value if rank == len(shape) else reshaped(value, shape)
 
     def reduce(self, stmt: Reduce) -> None:
-        along = [axis for axis in self.tiled if axis.symbol in stmt.axes]
-        value = self.within(self.spread(stmt.value.name, along), along, stmt.kind, stmt.dtype)
-        text = self.reduced(stmt.kind, stmt.dtype, value, along)
+        self.define_reduced(stmt, self.elements(stmt))
+
+    def elements(self, stmt: Reduce) -> str:
+        """What a reduction is of, with its identity beyond the end of an axis."""
+        along = self.along(stmt)
+        return self.within(self.spread(stmt.value.name, along), along, stmt.kind, stmt.dtype)
+
+    def define_reduced(self, stmt: Reduce, value: str) -> None:
+        text = self.reduced(stmt.kind, stmt.dtype, value, self.along(stmt))
         self.ops.define(text, stmt.dtype, stmt.name)
+
+    def along(self, stmt: Reduce) -> list[Axis]:
+        """The axes of the tile along which a statement reduces."""
+        return [axis for axis in self.tiled if axis.symbol in stmt.axes]
 
     def tile_by_tile(self, nest: Nest, axis: Axis) -> None:
         """The statements of a nest in a loop over an axis: before it what does not depend on that, and behind
@@ -298,13 +299,11 @@ class TileWriter(TileAccesses):
             for stmt in (s for s in nest.body if place(s) == 1):
                 self.statement(stmt)
             for reduce, total in totals.items():
-                along = [a for a in self.tiled if a.symbol in reduce.axes]
-                value = self.within(self.spread(reduce.value.name, along), along, reduce.kind, reduce.dtype)
-                self.code.writeline(f"{total} = {self.combined(reduce.kind, total, value, reduce.dtype)}")
+                value = self.combined(reduce.kind, total, self.elements(reduce), reduce.dtype)
+                self.code.writeline(f"{total} = {value}")
         self._known = known
         for reduce, total in totals.items():
-            along = [a for a in self.tiled if a.symbol in reduce.axes]
-            self.ops.define(self.reduced(reduce.kind, reduce.dtype, total, along), reduce.dtype, reduce.name)
+            self.define_reduced(reduce, total)
         for stmt in (s for s in nest.body if place(s) == 2 and s not in sums):
             self.statement(stmt)
 
@@ -387,48 +386,41 @@ class TileWriter(TileAccesses):
                 narrow |= cast.dtype.is_floating_point and cast.dtype.itemsize == 1
                 name = cast.args[0].name
             if narrow:
-                dims = tuple(str(axis.symbol) for dim in self.dims(stmt.index) for axis in dim.axes)
+                dims = tuple(str(axis.symbol) for axis in axes_of(self.dims(stmt.index)))
                 orders.setdefault(name, set()).add(dims)
         return any(len(dim_orders) > 1 for dim_orders in orders.values())
 
     def store_partial(self, stmt: PartialAccumulate) -> None:
         """Reduce the rows of the tile, and write the result to the tile's row of the workspace."""
-        symbols = stmt.index.free_symbols
-        gone = [axis for axis in self.axes if axis.symbol not in symbols]
-        along = [axis for axis in self.tiled if axis in gone]
-        kind, dtype = stmt.kind, computed_in(self.program.buffer(stmt.buffer).dtype)
-        value = self.within(self.spread(stmt.value.name, self.tiled), along, kind, dtype)
+        value = self.terms(stmt)
         if str(SPLIT_SYMBOL) not in self._known:
             self._known.add(str(SPLIT_SYMBOL))
+            gone = self.nest.summed
             first, *rest = [axis for axis in gone if self.tiles(axis) > 1] or [gone[0]]
             number = self.number(first) if self.tiles(first) > 1 else "0"
             for axis in rest:
                 number = f"({number}) * {self.tiles(axis)} + {self.number(axis)}"
             self.code.writeline(f"{SPLIT_SYMBOL} = {number}")
-        value = self.reduced(kind, dtype, value, along)
-        self.store(stmt, value, frozenset(a.symbol for a in self.tiled if a not in gone))
+        self.store_total(stmt, self.reduced(stmt.kind, self.dtype(stmt), value, self.summed))
+
+    def terms(self, stmt: PartialAccumulate) -> str:
+        """What a partial is of at all elements of the tile, with its identity beyond the end of an axis."""
+        value = self.spread(stmt.value.name, self.tiled)
+        return self.within(value, self.summed, stmt.kind, self.dtype(stmt))
+
+    def store_total(self, stmt: PartialAccumulate, value: str) -> None:
+        """Store a partial of all elements of the tile."""
+        self.store(stmt, value, frozenset(a.symbol for a in self.tiled if a not in self.summed))
 
     def store(self, stmt: Store | PartialAccumulate, value: str, varies: frozenset[sympy.Symbol]) -> None:
         dims = self.dims(stmt.index)
         address, mask = self.place(stmt.buffer, stmt.index, [LoadDim(dim, 1, dim.extent) for dim in dims])
         if dims:
-            value = self.in_memory(value, varies, dims)
+            axes = axes_of(dims)
+            tile_axes = [axis for axis in self.tiled if axis in axes]
+            if not {axis.symbol for axis in tile_axes} <= varies:
+                value = f"tl.broadcast_to({value}, {self.shape(tile_axes)})"
+            value = self.moved(value, len(self.tiled), tile_axes, axes, [dim.extent for dim in dims])
         else:
             address = f"tl.broadcast_to({address}, {self.shape(())})"
         self.code.writeline(f"tl.store({address}, {value}{f', {mask}' * bool(mask)})")
-
-    def in_memory(self, value: str, varies: frozenset[sympy.Symbol], dims: Sequence[Dim]) -> str:
-        """A value of the tile in the dims of memory."""
-        axes = [axis for dim in dims for axis in dim.axes]
-        tile_axes = [axis for axis in self.tiled if axis in axes]
-        if not {axis.symbol for axis in tile_axes} <= varies:
-            value = f"tl.broadcast_to({value}, {self.shape(tile_axes)})"
-        rank = len(self.tiled)
-        if axes != tile_axes:
-            if rank != len(tile_axes):
-                value = f"tl.reshape({value}, [{', '.join(str(self.extents[a]) for a in tile_axes)}])"
-            value = f"tl.permute({value}, ({', '.join(str(tile_axes.index(a)) for a in axes)}))"
-            rank = len(tile_axes)
-        if rank != len(dims):
-            value = f"tl.reshape({value}, [{', '.join(str(d.extent) for d in dims)}])"
-        return value

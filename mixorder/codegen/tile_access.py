@@ -21,18 +21,9 @@ import sympy
 from ..inductor.printing import offset_text
 from ..inductor.symbols import FloorDiv, wide_symbols
 from ..inductor.versions import deals_from_last
-from ..ir.program import (
-    SPLIT_SYMBOL,
-    Axis,
-    Compute,
-    Load,
-    LoopProgram,
-    PartialAccumulate,
-    Store,
-    is_full,
-)
+from ..ir.program import SPLIT_SYMBOL, Axis, Load, LoopProgram, Nest, Store, is_full
 from ..schedule.plan import Plan
-from .kernel_text import KernelText
+from .kernel_text import KernelText, permuted, reshaped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,22 +62,18 @@ class TileAccesses(KernelText):
     results have eager's bits, as scales and bytes need. Over reduction groups, products are contracted as
     Inductor's kernels have them."""
 
-    def __init__(self, program: LoopProgram, plan: Plan) -> None:
-        nest = program.nests[0]
+    def __init__(self, program: LoopProgram, nest: Nest, plan: Plan) -> None:
         self.axes = [*nest.axes]
         self.numbered = self.axes  # outermost first, as programs go along them
         self.exact = not program.over_reduction_groups
         super().__init__(program, nest, self.axes, self.exact)
         self.plan = plan
         self.extents = dict(zip(self.axes, plan.extents, strict=True))
-        self._tiles: dict[Axis, int | sympy.Expr] = {
-            axis: walk.grid * walk.split if axis.size.is_number else tiles_of(axis.size, walk.tile)
-            for axis, walk in zip(self.axes, plan.walk, strict=True)
-        }
         self.tiled = [axis for axis in self.axes if self.extents[axis] > 1]
         self.reduced_axes = frozenset(axis for axis in self.axes if axis.symbol in nest.reduced)
         self.separate: frozenset[Axis] = frozenset()  # axes that have dims of their own in loads
-        self.wide_symbols = self._wide()
+        splits = {SPLIT_SYMBOL: sympy.Integer(plan.splits)}
+        self.wide_symbols = wide_symbols(self.indices, {a.symbol: a.size for a in self.axes} | splits)
         several = {axis.symbol for axis in self.axes if self.tiles(axis) != 1}
         self.wide = not self.wide_symbols.isdisjoint({*several, SPLIT_SYMBOL})  # the numbers of the tile
         self._known: set[str] = set()  # names of indices that the kernel has defined
@@ -94,21 +81,14 @@ class TileAccesses(KernelText):
         self._deals = False  # whether a thread has rows next to each other
         self.rows = self.row_axis() if plan.layout.thread_rows else None
 
-    def sizes_to_int64(self) -> None:
-        """Have symbolic sizes in 64 bits where what is computed from them may need these."""
-        loops = dict.fromkeys((axis.symbol for axis in self.axes), sympy.S.One)
-        args = (arg for s in self.nest.statements if isinstance(s, Compute) for arg in s.args)
-        values = (arg.xreplace(loops) for arg in args if isinstance(arg, sympy.Expr))
-        elements = sympy.prod(axis.size for axis in self.axes)
-        for size in sorted(wide_symbols([elements, *values], {}), key=str):
-            self.code.writeline(f"{size} = tl.full([], {size}, tl.int64)")
-
     def number(self, axis: Axis) -> str:
         """The number of the tile along an axis: the index itself where the tile has one element."""
         return f"{axis.symbol}_tile" if self.extents[axis] > 1 else str(axis.symbol)
 
     def tiles(self, axis: Axis) -> int | sympy.Expr:
-        return self._tiles[axis]
+        """How many tiles there are along an axis."""
+        size, extent = axis.size, self.extents[axis]
+        return -(-int(size) // extent) if size.is_number else FloorDiv(size + extent - 1, extent)
 
     def is_masked(self, axis: Axis) -> bool:
         """Whether some tile has elements beyond the end of an axis."""
@@ -142,26 +122,15 @@ class TileAccesses(KernelText):
         order = sorted((a for a in self.tiled if strides[a]), key=lambda a: strides[a], reverse=True)
         dims, first = list[Dim](), list[Dim]()
         for axis in reversed(order):
-            size, extent = axis.size, self.extents[axis]
-            dim = Dim((axis,), strides[axis], extent, size)
+            dim = Dim((axis,), strides[axis], self.extents[axis], axis.size)
             group = first if dims and axis in separate else dims
-            if (
-                group
-                and group[0].extent == group[0].total
-                and strides[axis] == group[0].stride * group[0].total
-            ):
-                after = group[0]
-                joined = (axis, *after.axes), after.stride, extent * after.extent, size * after.total
-                group[0] = Dim(*joined)
+            after = group[0] if group else None
+            if after and after.extent == after.total and dim.stride == after.stride * after.total:
+                axes, extent, total = (axis, *after.axes), dim.extent * after.extent, dim.total * after.total
+                group[0] = Dim(axes, after.stride, extent, total)
             else:
                 group.insert(0, dim)
         return first + dims
-
-    def _wide(self) -> frozenset[sympy.Symbol]:
-        """The symbols of axes whose indices are in 64 bits."""
-        indices = [s.index for s in self.nest.statements if isinstance(s, Load | Store | PartialAccumulate)]
-        sizes = {axis.symbol: axis.size for axis in self.axes}
-        return wide_symbols(dict.fromkeys(indices), sizes | {SPLIT_SYMBOL: sympy.Integer(self.plan.splits)})
 
     def define(self, name: str, axes: Sequence[Axis], extent: int, spread: str = "") -> None:
         """Define the indices of a tile's elements along axes that follow one another without a gap."""
@@ -251,10 +220,8 @@ class TileAccesses(KernelText):
         numbers = [[i for i, load_dim in enumerate(load_dims) if load_dim.dim == dim] for dim in dims]
         order = [i for several in numbers for i in sorted(several, key=lambda i: -load_dims[i].step)]
         if order != sorted(order):
-            text = f"tl.permute({text}, ({', '.join(map(str, order))}))"
-        if len(load_dims) > len(dims):
-            text = f"tl.reshape({text}, [{', '.join(str(dim.extent) for dim in dims)}])"
-        return text
+            text = permuted(text, order)
+        return reshaped(text, [dim.extent for dim in dims]) if len(load_dims) > len(dims) else text
 
     def row_axis(self) -> Axis | None:
         """The axis along which a thread has several elements of a full tensor: that along which a result is
@@ -272,15 +239,16 @@ class TileAccesses(KernelText):
         """The axes of each full tensor that is loaded, or stored, innermost first."""
         reduced = {axis.symbol for axis in self.reduced_axes}
         accesses = [s for s in self.nest.body if isinstance(s, kind) and is_full(s, self.tiled, reduced)]
-        return [[axis for dim in self.dims(s.index) for axis in dim.axes][::-1] for s in accesses]
+        return [axes_of(self.dims(s.index))[::-1] for s in accesses]
 
-    def shape(self, axes: Sequence[Axis]) -> str:
-        return f"[{', '.join(str(self.extents[a]) if a in axes else '1' for a in self.tiled)}]"
+    def shape(self, axes: Sequence[Axis]) -> list[int]:
+        """The dims of a value of the tile that depends on some axes."""
+        return [self.extents[axis] if axis in axes else 1 for axis in self.tiled]
 
 
-def tiles_of(size: sympy.Expr, extent: int) -> int | sympy.Expr:
-    """How many tiles there are along an axis."""
-    return -(-int(size) // extent) if size.is_number else FloorDiv(size + extent - 1, extent)
+def axes_of(dims: Sequence[Dim]) -> list[Axis]:
+    """The axes of an access, outermost in memory first."""
+    return [axis for dim in dims for axis in dim.axes]
 
 
 def in_product(count: int | sympy.Expr) -> str:

@@ -20,12 +20,9 @@ import sympy
 import torch
 
 from ..inductor.printing import CSEVariable, texpr, triton_compute_type
-from ..inductor.symbols import INT32_LIMIT, wide_symbols
-from ..ir.dtypes import computed_in
+from ..inductor.symbols import wide_symbols
 from ..ir.program import (
     SPLIT_SYMBOL,
-    Accumulated,
-    Axis,
     AxisClass,
     BufferRole,
     Compute,
@@ -39,10 +36,7 @@ from ..ir.program import (
     Store,
 )
 from ..ir.reductions import AMAX, ReductionKind
-from ..schedule.plan import Plan
 from .kernel_text import KernelText, filler, identity
-from .programmatic_launch import released
-from .source import KernelSource, LaunchConfig
 
 # Names in kernels whose rows are shifted: the offset of an access, and masks that hold for a whole access.
 SHIFTED = "start + lane_offset"
@@ -79,11 +73,6 @@ class TileDim:
         return f"{self.symbol}mask{self.suffix}"
 
 
-def of_rows(row: Axis, masked: bool) -> TileDim:
-    """The dim of a main kernel's rows."""
-    return TileDim(row.symbol, texpr(row.size) if row.size.is_number else "rows", "XBLOCK", masked)
-
-
 class _Chunk(NamedTuple):
     """One chunk of the columns: its dim, the values that vary over it, and its symbol's name."""
 
@@ -95,80 +84,36 @@ class _Chunk(NamedTuple):
 class Writer(KernelText):
     """Writes one kernel; statements are placed by the caller, in the nest's order.
 
-    `spread_columns`: column vectors are loaded as full tiles, for a loop over several. `columns`: the chunks
-    of the last dim, of which `dims` has the one that is being written. `has_rows`: each thread has all rows
-    of a tile, if there are several.
+    `spread_columns`: column vectors are loaded as full tiles, for a loop over several. `keeps`: caches keep
+    what is loaded. `columns`: the chunks of the last dim, of which `dims` has the one that is being written.
+    `has_rows`: each thread has all rows of a tile, if there are several. `alignment`: where the rows start,
+    if they are shifted.
     """
 
-    has_rows = False
+    spread_columns = keeps = has_rows = False
+    alignment: RowAlignment | None = None
 
-    def __init__(
-        self,
-        program: LoopProgram,
-        nest: Nest,
-        dims: tuple[TileDim, ...],
-        num_splits: int,
-        spread_columns: bool = False,
-        keeps: bool = False,
-    ) -> None:
+    def __init__(self, program: LoopProgram, nest: Nest, dims: tuple[TileDim, ...], num_splits: int) -> None:
         super().__init__(program, nest, nest.loops)
-        self.spread_columns = spread_columns
         self.dims = dims[:2]
         self.tiled = frozenset(d.symbol for d in dims)
-        self.keeps = keeps
         self.deps = {name: deps & self.tiled for name, deps in self.deps.items()}
-        batch = program.axis(AxisClass.BATCH)
+        batch = nest.axis(AxisClass.BATCH)
         self.batch_symbol = None if batch is None else batch.symbol
         self.batch = sympy.S.One if batch is None else batch.size
         self.columns = tuple(map(self._chunk, dims[1:]))
-        self.alignment: RowAlignment | None = None
         self.wide = self._wide({SPLIT_SYMBOL: sympy.Integer(num_splits)})
-
-    def begin(self, parameters: Sequence[str], name: str = "KERNEL") -> None:
-        self.begin_function(*self.sizes, *parameters, name=name)
-        for size in self.sizes:
-            if size in self.wide:
-                self.code.writeline(f"{size} = tl.full([], {size}, tl.int64)")
 
     def _wide(self, splits: dict[sympy.Symbol, sympy.Expr]) -> frozenset[str]:
         """The names of what the kernel has in 64 bits: of the symbols of its loops, and of its sizes."""
-        statements, loops = self.nest.statements, {axis.symbol: axis.size for axis in self.nest.loops}
-        indices = [s.index for s in statements if isinstance(s, Load | Store | PartialAccumulate)]
-        # A loop's symbol as a value is cast where it is used (`ScalarPrinter`).
-        values = [
-            a for s in statements if isinstance(s, Compute) for a in s.args if isinstance(a, sympy.Expr)
-        ]
-        sizes = [e.xreplace(dict.fromkeys(loops, sympy.S.One)) for e in (*loops.values(), *values)]
+        loops = {axis.symbol: axis.size for axis in self.nest.loops}
         slots = {sympy.Symbol(b.name): b.numel for b in self.program.role(BufferRole.MAILBOX)}
-        wide = wide_symbols([*dict.fromkeys(indices), *slots], loops | splits | slots) | wide_symbols(
-            sizes, {}
-        )
-        return frozenset(map(str, wide))
+        wide = wide_symbols([*self.indices, *slots], loops | splits | slots)
+        return frozenset(map(str, wide | wide_symbols([*loops.values(), *self.numbers], {})))
 
     def to_index_width(self, text: str, name: object) -> str:
         """The text of an integer, in 64 bits if the symbol of a loop that it is for has as many."""
         return f"({text}).to(tl.int64)" if str(name) in self.wide else text
-
-    def begin_main(self, plan: Plan) -> None:
-        """Begin a main kernel, which has the rows of a tile and the stages as parameters."""
-        row = self.program.tile_axes[0]
-        self.begin(["XBLOCK: tl.constexpr", "NUM_STAGES: tl.constexpr"])
-        self.code.writeline(f"R0_BLOCK: tl.constexpr = {plan.chunk}")
-        if not row.size.is_number:
-            self.code.writeline(f"rows = {texpr(row.size)}")
-
-    def finish_main(self, label: str, plan: Plan) -> KernelSource:
-        launch = plan.launch
-        constants = (("XBLOCK", plan.tile_rows), ("NUM_STAGES", launch.num_stages))
-        config = LaunchConfig(constants, launch.num_warps, launch.num_stages)
-        grid = self.batch * plan.splits * plan.group
-        source = self.finish(f"triton_mixorder_{label}", grid, config)
-        return dataclasses.replace(source, registers=launch.max_registers)
-
-    def finish(self, name: str, grid: int | sympy.Expr, config: LaunchConfig) -> KernelSource:
-        grid = int(grid) if sympy.sympify(grid).is_number else grid
-        text = self.maxima.functions + self.code.getvalue()
-        return self.source(name, text, grid, config, sizes=self.sizes)
 
     def programs(self, name: str, number: str = "tl.program_id(0)") -> None:
         """Number the programs: by their index on the batch axis, if there is one, then as `name`."""
@@ -184,17 +129,6 @@ class Writer(KernelText):
             f"{self.batch_symbol} = {self.to_index_width(f'(program % {batch})', self.batch_symbol)}"
         )
         self.code.writeline(f"{name} = {self.to_index_width(f'program // {batch}', name)}")
-
-    def release(self) -> None:
-        """Let the finalisation be set up; what is stored from here on depends on it."""
-        number = str(SPLIT_SYMBOL)
-        after = released(f"{number}.to(tl.int32)" if number in self.wide else number)
-        self.code.writeline(f"{number} = {self.to_index_width(after, number)}")
-
-    def tile_rows(self, tile: str) -> str:
-        """The rows of a tile; in 64 bits where an offset may need them."""
-        width = "tl.full([], XBLOCK, tl.int64)" if str(self.dims[0].symbol) in self.wide else "XBLOCK"
-        return f"{tile} * {width} + tl.arange(0, XBLOCK)[:, None]"
 
     def index(self, dim: TileDim, text: str) -> None:
         self.code.writeline(f"{dim.name} = {text}")
@@ -219,7 +153,7 @@ class Writer(KernelText):
         with self.ops.active():
             if isinstance(stmt, Reduce):
                 self.reduce(stmt)
-            elif isinstance(stmt, Accumulated):
+            elif isinstance(stmt, Load) and self.program.buffer(stmt.buffer).role is BufferRole.ACCUMULATOR:
                 self.accumulated(stmt)
             elif self.dims[1].symbol in self.varies(stmt):
                 for _ in self.chunks():
@@ -259,7 +193,7 @@ class Writer(KernelText):
         if self.spread_columns and stmt in self.nest.preamble and symbols:
             # A [1, R0_BLOCK] load has a register layout of its own, to which Triton would convert every tile
             # of the loop. H200, LayerNorm 1000000x256 bf16: 41% of the limit with that, 90% so.
-            pointer = f"tl.broadcast_to({pointer}, [{self.tile_shape}])"
+            pointer = f"tl.broadcast_to({pointer}, [{self.shape(self.tiled)}])"
         elif stmt.predicate is not None and (not symbols or varies - symbols):
             pointer = f"tl.broadcast_to({pointer}, [{self.shape(varies)}])"
         text = self.loaded(stmt, f"tl.load({pointer}{masked}{evict})")
@@ -288,10 +222,6 @@ class Writer(KernelText):
     def shape(self, symbols: frozenset[sympy.Symbol]) -> str:
         return ", ".join(d.block if d.symbol in symbols else "1" for d in self.dims)
 
-    @property
-    def tile_shape(self) -> str:
-        return ", ".join(d.block for d in self.dims)
-
     def reduce(self, stmt: Reduce) -> None:
         dim = next(i for i, d in enumerate(self.dims) if d.symbol in stmt.axes)
         name, kind, dtype = stmt.value.name, stmt.kind, stmt.dtype
@@ -307,13 +237,12 @@ class Writer(KernelText):
         return value
 
     def accumulate(self, stmt: PartialAccumulate) -> None:
+        kind, dtype = stmt.kind if stmt.peak is None else AMAX, self.dtype(stmt)
+        value = self.masked_value(stmt.value.name, kind, dtype, self.masked_dims(stmt))
         if stmt.peak is not None:
-            dims = self.masked_dims(stmt)
-            self.add_relative(stmt, self.masked_value(stmt.value.name, AMAX, self.dtype(stmt), dims))
-            return
-        dims, dtype = self.masked_dims(stmt), self.dtype(stmt)
-        value = self.masked_value(stmt.value.name, stmt.kind, dtype, dims)
-        self.add(stmt, self.reduced_along(stmt.kind, dtype, value, 0, 2) if self.folds(stmt) else value)
+            self.add_relative(stmt, value)
+        else:
+            self.add(stmt, self.reduced_along(kind, dtype, value, 0, 2) if self.folds(stmt) else value)
 
     def masked_dims(self, stmt: PartialAccumulate) -> tuple[TileDim, ...]:
         """The dims beyond whose extents a value may change what is accumulated."""
@@ -366,26 +295,25 @@ class Writer(KernelText):
         if self.dims[1].symbol in self.symbols(stmt.index):
             for _ in self.chunks():
                 value = " - ".join(self.accumulators(stmt))
-                yield self.over_tile(stmt, value if stmt.peak is None else self.relative(stmt, value))
+                value = value if stmt.peak is None else self.relative(stmt, value)
+                yield self.over_tile(stmt, value, stmt.kind)
             return
         values = [" - ".join(self.accumulators(stmt)) for _ in self.chunks()]
-        yield self.over_tile(stmt, self.joined(stmt.kind, values, self.dtype(stmt)))
+        yield self.over_tile(stmt, self.joined(stmt.kind, values, self.dtype(stmt)), stmt.kind)
 
     def relative(self, stmt: PartialAccumulate, value: str) -> str:
         """The sums of a tile's rows, relative to the maximum of these rows."""
-        dtype, peak = self.dtype(stmt), self.peak(stmt)
-        highest = peak
-        for dim in self.reduced_dims(stmt):
-            highest = self.reduced_along(AMAX, dtype, highest, self.dims.index(dim), 2)
-        factor = self.exponential(f"({peak} - {highest})", dtype)
+        peak = self.peak(stmt)
+        factor = self.exponential(f"({peak} - {self.over_tile(stmt, peak, AMAX)})", self.dtype(stmt))
         return f"tl.where({peak} == float('-inf'), 0.0, {value} * {factor})"
 
-    def over_tile(self, stmt: PartialAccumulate, value: str) -> str:
+    def over_tile(self, stmt: PartialAccumulate, value: str, kind: ReductionKind) -> str:
+        """A tile, reduced along the dims that a partial does not keep."""
         for dim in self.reduced_dims(stmt):
-            value = self.reduced_along(stmt.kind, self.dtype(stmt), value, self.dims.index(dim), 2)
+            value = self.reduced_along(kind, self.dtype(stmt), value, self.dims.index(dim), 2)
         return value
 
-    def accumulated(self, stmt: Accumulated) -> None:
+    def accumulated(self, stmt: Load) -> None:
         """Define the total of a partial in its reader's dtype."""
         partial = next(
             s for s in self.nest.body if isinstance(s, PartialAccumulate) and s.buffer == stmt.buffer
@@ -404,7 +332,7 @@ class Writer(KernelText):
         """Begin a partial's accumulators with the identity of its reduction."""
         start = identity(stmt.kind, self.dtype(stmt))
         for _ in self.chunks():
-            shape = f"1, {self.dims[1].block}" if self.folds(stmt) else self.tile_shape
+            shape = f"1, {self.dims[1].block}" if self.folds(stmt) else self.shape(self.tiled)
             for name in self.accumulators(stmt):
                 self.code.writeline(f"{name} = tl.full([{shape}], {start})")
 
@@ -423,7 +351,7 @@ class Writer(KernelText):
         """
         value = str(self.ops.variables[name])
         if self.deps[name] != self.tiled:
-            value = f"tl.broadcast_to({value}, [{self.tile_shape}])"
+            value = f"tl.broadcast_to({value}, [{self.shape(self.tiled)}])"
         if mask := " & ".join(d.mask for d in dims if d.masked):
             value = f"tl.where({mask}, {value}, {filler(kind, dtype)})"
         return value
@@ -447,10 +375,6 @@ class Writer(KernelText):
         """The mask of a store; a subclass may restrict it."""
         return mask
 
-    def dtype(self, stmt: PartialAccumulate) -> torch.dtype:
-        """What a partial is accumulated in."""
-        return computed_in(self.program.buffer(stmt.buffer).dtype)
-
     def symbols(self, index: sympy.Expr) -> frozenset[sympy.Symbol]:
         return frozenset(index.free_symbols) & self.tiled
 
@@ -461,38 +385,6 @@ class Writer(KernelText):
             masks[self.dims[1].symbol] = columns
         return " & ".join(masks.values())
 
-    # Rows that do not start at a boundary of wide accesses.
-
     def is_shifted(self, index: sympy.Expr) -> bool:
         """Whether an access is to a full tile in a kernel with shifted rows."""
         return self.alignment is not None and self.symbols(index) == self.tiled
-
-    def shift(self, alignment: RowAlignment) -> None:
-        """The offset of this program's rows from a boundary: one, because they are `period` apart."""
-        self.alignment = alignment
-        first = f"{SPLIT_SYMBOL} % {alignment.period}"
-        first = f"({first}).to(tl.int64)" if alignment.stride * alignment.period >= INT32_LIMIT else first
-        self.code.writeline(f"first = {first}")
-        self.code.writeline(f"shift = (first * {alignment.stride}) % {alignment.elements}")
-
-    def shifted_columns(self, start: str, end: str) -> None:
-        """Columns `start` to `end`, shifted so that lanes begin at a boundary. Masks for wide accesses:
-        `whole` where all of its columns are in this range, `near` where some are."""
-        assert self.alignment is not None
-        y, n = self.dims[1], self.alignment.elements
-        self.code.writeline(f"lane_offset = {start} + tl.arange(0, R0_BLOCK)[None, :]")
-        self.code.writeline(f"{y.symbol} = {self.to_index_width('lane_offset - shift', y.symbol)}")
-        self.code.writeline(f"{y.mask} = ({y.symbol} >= {start}) & ({y.symbol} < {end})")
-        group = f"({start} - shift + tl.arange(0, R0_BLOCK)[None, :] // {n} * {n})"
-        self.code.writeline(f"{NEAR} = {group} < {end}")
-        self.code.writeline(f"{WHOLE} = ({group} >= {start}) & ({group} <= {end} - {n})")
-
-    def shifted_rows(self, tile: str) -> None:
-        """Every `period`-th row from `first`, and the offsets at which their columns begin."""
-        assert self.alignment is not None
-        x, alignment = self.dims[0], self.alignment
-        rows = self.tile_rows(f"({tile})")
-        self.code.writeline(f"{x.symbol} = ({rows}) * {alignment.period} + first")
-        # Divided and multiplied, so that Triton sees a multiple of `n` (a hint is lost in a tile of one row).
-        n = alignment.elements
-        self.code.writeline(f"start = ({x.symbol} * {alignment.stride} - shift) // {n} * {n}")

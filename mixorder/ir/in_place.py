@@ -16,7 +16,7 @@ def why_not(program: LoopProgram, output: Buffer, source: Buffer) -> str | None:
     written = {s.buffer: n for n in program.nests for s in n.body if isinstance(s, Store)}
     if output.dtype != source.dtype:
         return "another dtype"
-    if not _alike(output, source):
+    if (output.shape, output.stride) != (source.shape, source.stride):
         if not (_contiguous(output) and _contiguous(source)):
             return "other strides"
         if not _same(output.numel, source.numel):
@@ -35,10 +35,6 @@ def why_not(program: LoopProgram, output: Buffer, source: Buffer) -> str | None:
     if not set(loads).issubset(closure(main.statements, [store])):
         return "the input is read for something else"
     return None
-
-
-def _alike(a: Buffer, b: Buffer) -> bool:
-    return (a.shape, a.stride) == (b.shape, b.stride)
 
 
 def _contiguous(buffer: Buffer) -> bool:

@@ -107,7 +107,8 @@ class Buffer:
 class Load:
     """`name = buffer[index]`, in the buffer's dtype, upcast to the compute dtype `dtype`.
 
-    Where the bool value `predicate` is false, nothing is read and the index may be out of range.
+    Where the bool value `predicate` is false, nothing is read and the index may be out of range. From an
+    accumulator it is the total, after the loop over rows.
     """
 
     name: str
@@ -123,7 +124,7 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """`name = op(*args, **kwargs)`: one op of Inductor's pointwise op set; `Ref` arguments name values."""
+    """`name = op(*args, **kwargs)`: one op of Inductor's pointwise op set; `Ref`s in `args` name values."""
 
     name: str
     op: str
@@ -185,19 +186,6 @@ class PartialAccumulate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Accumulated:
-    """`name = buffer[index]`: the total of what was accumulated, after the loop over rows."""
-
-    name: str
-    buffer: str
-    index: sympy.Expr
-    dtype: torch.dtype
-
-    def __str__(self) -> str:
-        return f"%{self.name}: {short_dtype(self.dtype)} = accumulated {self.buffer}[{self.index}]"
-
-
-@dataclasses.dataclass(frozen=True)
 class Store:
     """`buffer[index] = value`, cast to the buffer's dtype."""
 
@@ -242,25 +230,16 @@ class Ref:
         return f"%{self.name}"
 
 
-Statement = Load | Compute | Reduce | PartialAccumulate | Accumulated | Store | Carry | Exchange
-Value = Load | Compute | Reduce | Accumulated | Carry
+Statement = Load | Compute | Reduce | PartialAccumulate | Store | Carry | Exchange
+Value = Load | Compute | Reduce | Carry
 
 
 def operands(stmt: Statement) -> Iterator[str]:
     """Names of the values that a statement uses."""
-    if isinstance(stmt, Compute):
-        for arg in (*stmt.args, *(v for _, v in stmt.kwargs)):
-            if isinstance(arg, Ref):
-                yield arg.name
-    elif isinstance(stmt, Load):
-        if stmt.predicate is not None:
-            yield stmt.predicate.name
-    elif isinstance(stmt, Exchange):
-        yield from (ref.name for ref in stmt.values)
-    elif not isinstance(stmt, Accumulated):
-        yield stmt.value.name
-        if isinstance(stmt, Reduce) and stmt.peak is not None:
-            yield stmt.peak.name
+    for field in vars(stmt).values():
+        for value in field if isinstance(field, tuple) else (field,):
+            if isinstance(value, Ref):
+                yield value.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,10 +281,14 @@ class Nest:
         every = {axis.symbol for axis in (self.axes if axes is None else axes)}
         return [s for s in self.body if isinstance(s, Load | Store) and every <= s.index.free_symbols]
 
+    def axis(self, kind: AxisClass) -> Axis | None:
+        """The first axis of a class, or None."""
+        return next((axis for axis in self.loops if axis.kind is kind), None)
+
     @property
     def over_splits(self) -> bool:
         """Whether one of the loops runs over the groups of programs that the rows are divided among."""
-        return any(axis.kind is AxisClass.SPLIT for axis in self.loops)
+        return self.axis(AxisClass.SPLIT) is not None
 
     def dependence(self) -> Mapping[str, frozenset[sympy.Symbol]]:
         """The loop symbols that each value depends on."""
@@ -440,14 +423,7 @@ class LoopProgram:
 def closure(body: Iterable[Statement], roots: Iterable[Statement]) -> tuple[Statement, ...]:
     """The statements of `body`, in order, that `roots` need, followed by the roots."""
     roots = tuple(roots)
-    body = tuple(body)
-    needed = {name for root in roots for name in operands(root)}
-    kept: list[Statement] = []
-    for stmt in reversed(body):
-        if isinstance(stmt, Value) and stmt.name in needed:
-            needed.update(operands(stmt))
-            kept.append(stmt)
-    return (*reversed(kept), *roots)
+    return (*live((s for s in body if isinstance(s, Value)), roots), *roots)
 
 
 def behind(body: Iterable[Statement], roots: Collection[Statement]) -> set[str]:
@@ -474,9 +450,9 @@ def workspace(name: str, dtype: torch.dtype, axes: Sequence[Axis]) -> tuple[Buff
     return Buffer(name, BufferRole.WORKSPACE, dtype, sizes, strides), flat(axes)
 
 
-def live(body: Iterable[Statement]) -> tuple[Statement, ...]:
-    """The statements of a body that are no values, and the values that statements use, in order."""
-    needed: set[str] = set()
+def live(body: Iterable[Statement], roots: Iterable[Statement] = ()) -> tuple[Statement, ...]:
+    """The statements of a body that are no values, and the values that these and the roots use, in order."""
+    needed = {name for root in roots for name in operands(root)}
     kept: list[Statement] = []
     for stmt in reversed(tuple(body)):
         if not isinstance(stmt, Value) or stmt.name in needed:

@@ -20,9 +20,9 @@ class ReductionKind:
     `combine`: Inductor's op for two values. `tile`: the Triton function that reduces one dim of a tile; it
     propagates NaN as eager does.
 
-    `ptx` and `numpy`: the PTX instruction and the NumPy function that combine two float32. A cooperative
-    kernel combines its parts with the instruction; the interpreter uses the NumPy function instead. Without
-    them, a row that is too wide for one program is declined.
+    `ptx`: the PTX instruction that combines two float32. A cooperative kernel combines its parts with it; the
+    interpreter uses NumPy's function instead, which has the name of Inductor's op. Without it, a row that is
+    too wide for one program is declined.
     """
 
     name: str
@@ -30,7 +30,6 @@ class ReductionKind:
     tile: str
     identity: float
     ptx: str | None = None
-    numpy: str | None = None
     on_floats: bool = True  # takes floating-point numbers; otherwise integers
     selects: bool = False  # gives one of its elements
     compensable: bool = False  # an addition, whose rounding errors can be compensated
@@ -62,7 +61,6 @@ SUM = ReductionKind(
     tile="tl.sum",
     identity=0.0,
     ptx="add.f32",
-    numpy="add",
     compensable=True,
 )
 AMAX = ReductionKind(
@@ -72,7 +70,6 @@ AMAX = ReductionKind(
     identity=float("-inf"),
     ptx="max.NaN.f32",
     selects=True,
-    numpy="maximum",
 )
 AMIN = ReductionKind(
     name="amin",
@@ -81,7 +78,6 @@ AMIN = ReductionKind(
     identity=float("inf"),
     ptx="min.NaN.f32",
     selects=True,
-    numpy="minimum",
 )
 XOR = ReductionKind(
     name="xor",

@@ -15,11 +15,11 @@ from ..inductor.symbols import FloorDiv, ModularIndexing
 from .program import (
     Axis,
     Compute,
-    Exchange,
     Load,
     LoopProgram,
     Nest,
     PartialAccumulate,
+    Reduce,
     Ref,
     Statement,
     Store,
@@ -64,6 +64,11 @@ class Scope:
         stmt = self.values[arg.name] if isinstance(arg, Ref) else None
         return stmt.args[0] if isinstance(stmt, Compute) and stmt.op == "constant" else None
 
+    def with_constant(self, stmt: Compute) -> tuple[Ref, Ref, float | None]:
+        """The operands of an op, a constant last if there is one, and its number; None if there is none."""
+        value, constant = stmt.args if self.constant(stmt.args[1]) is not None else stmt.args[::-1]
+        return value, constant, self.constant(constant)
+
 
 Rule = Callable[[Statement, Scope], Sequence[Statement]]
 """What takes the place of a statement; empty where it stays."""
@@ -84,6 +89,15 @@ def rewritten(program: LoopProgram, *rules: Rule) -> LoopProgram:
 def is_op(stmt: object, op: str, dtype: torch.dtype) -> TypeGuard[Compute]:
     """Whether a statement computes an op in a dtype."""
     return isinstance(stmt, Compute) and stmt.op == op and stmt.dtype == dtype
+
+
+SELECTING = frozenset({"maximum", "minimum", "abs", "neg", "where"})
+"""Ops that give one of some operands, but for the sign."""
+
+
+def selected(stmt: Compute) -> list[str]:
+    """The names of the operands of which a selecting op gives one."""
+    return [*operands(stmt)][stmt.op == "where" :]
 
 
 class Steps:
@@ -108,17 +122,12 @@ def reading(stmt: Some, replacements: Mapping[str, Ref]) -> Some:
     if replacements.keys().isdisjoint(operands(stmt)):
         return stmt
 
-    def new(arg: Any) -> Any:
-        return replacements.get(arg.name, arg) if isinstance(arg, Ref) else arg
+    def new(field: Any) -> Any:
+        if isinstance(field, tuple):
+            return tuple(map(new, field))
+        return replacements.get(field.name, field) if isinstance(field, Ref) else field
 
-    if isinstance(stmt, Compute):
-        kwargs = tuple((key, new(value)) for key, value in stmt.kwargs)
-        return dataclasses.replace(stmt, args=tuple(map(new, stmt.args)), kwargs=kwargs)
-    if isinstance(stmt, Load):
-        return dataclasses.replace(stmt, predicate=new(stmt.predicate))
-    if isinstance(stmt, Exchange):
-        return dataclasses.replace(stmt, values=tuple(map(new, stmt.values)))
-    return dataclasses.replace(stmt, value=new(stmt.value))  # type: ignore[call-arg,union-attr]
+    return dataclasses.replace(stmt, **{name: new(field) for name, field in vars(stmt).items()})
 
 
 def reindexed(stmt: Some, index: Callable[[sympy.Expr], sympy.Expr]) -> Some:
@@ -138,7 +147,15 @@ AxisGroups = Sequence[tuple[Sequence[Axis], Axis]]
 def along_one(body: Iterable[Statement], groups: AxisGroups, dividing: bool = False) -> tuple[Statement, ...]:
     """Statements over one axis in place of each group. Raises `Decline` where their elements do not follow
     one another in what is stored, nor in what is loaded, unless that may be at a place after a division."""
-    statements = tuple(reindexed(stmt, lambda index: _along(index, groups)) for stmt in body)
+    symbols = {axis.symbol: long.symbol for group, long in groups for axis in group}
+
+    def along(stmt: Statement) -> Statement:
+        if not isinstance(stmt, Reduce):
+            return reindexed(stmt, lambda index: _along(index, groups))
+        axes = dict.fromkeys(symbols.get(symbol, symbol) for symbol in stmt.axes)
+        return dataclasses.replace(stmt, axes=tuple(axes))
+
+    statements = tuple(map(along, body))
     whole = Store | PartialAccumulate if dividing else Load | Store | PartialAccumulate
     for stmt in statements:
         if isinstance(stmt, whole) and stmt.index.has(FloorDiv, ModularIndexing):
@@ -171,8 +188,3 @@ def _along(index: sympy.Expr, groups: AxisGroups) -> sympy.Expr:
             at = long.symbol if whole and inside == 1 else ModularIndexing(long.symbol, inside, size)
             index += step * (FloorDiv(long.symbol, inside) if whole and inside != 1 else at)
     return index
-
-
-def renamed(stmt: Load | Compute, name: str, replacements: Mapping[str, str]) -> Load | Compute:
-    """A statement by another name, which uses other values."""
-    return dataclasses.replace(reading(stmt, {old: Ref(new) for old, new in replacements.items()}), name=name)

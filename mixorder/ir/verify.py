@@ -65,27 +65,19 @@ def verify(program: LoopProgram, form: Form) -> LoopProgram:
     )
     if form is Form.TILE_LOCAL:
         _verify_tile_local(program)
-        return program
-    if form is Form.TWO_PASS:
+    elif form is Form.TWO_PASS:
         _require(len(program.nests) in (3, 4), "{} nests instead of three or four", len(program.nests))
         _require(not any(isinstance(s, Reduce) for s in program.nests[2].body), "the third nest reduces")
-        _verify_in_place(program)
-        return program
-    if form is Form.WHOLE_GROUPS:
+    elif form is Form.WHOLE_GROUPS:
         _require(program.over_reduction_groups, "no sums of reduction groups")
         _require(len(program.nests) in (1, 2), "{} nests instead of one or two", len(program.nests))
-        _verify_in_place(program)
-        return program
-    if form is Form.LOWERED:
+    elif form is Form.LOWERED:
         _require(not program.role(BufferRole.WORKSPACE), "a workspace before the split")
         _require(all(b.over is None for b in program.buffers), "an output is over an input before the split")
-        return program
-    for nest in program.nests:
-        _verify_order(nest)
+    else:
+        _verify_merged(program)
     if form is Form.COOPERATIVE:
         _verify_phases(program.nests[0])
-    over_rows = [n for n in program.nests if any(axis.kind is AxisClass.ROW for axis in n.loops)]
-    _require(len(over_rows) == 1, "{} nests over rows after the split", len(over_rows))
     _verify_in_place(program)
     return program
 
@@ -154,18 +146,14 @@ def _verify_tile_local(program: LoopProgram) -> None:
     main, *rest = program.nests
     final = [nest for nest in rest if nest.over_splits]
     copied = [s.buffer for n in rest if not n.over_splits for s in n.body if isinstance(s, Load)]
-    staged = [s.buffer for s in main.body if isinstance(s, Store)]
     spaces = [b.name for b in program.role(BufferRole.WORKSPACE)]
-    staged = [name for name in staged if name in spaces]
+    staged = [s.buffer for s in main.body if isinstance(s, Store) and s.buffer in spaces]
     _require(program.tile_local and len(final) <= 1, "a tile-local program has one nest and a finalisation")
     _require(staged == copied, "{} are staged, and {} copied", staged, copied)
     _require(bool(final) == (len(spaces) > len(staged)), "a finalisation without a workspace")
     mailbox = {b.name for b in program.role(BufferRole.MAILBOX)}
-    filled = (
-        {s.buffer for s in program.producer_nest.body if isinstance(s, Store)}
-        if program.producer_nest
-        else set()
-    )
+    produced = program.producer_nest.body if program.producer_nest else ()
+    filled = {s.buffer for s in produced if isinstance(s, Store)}
     _require(filled == mailbox, "the mailboxes {} are written as {}", mailbox, filled)
     if final or filled:
         blocks = {axis.symbol for axis in main.loops if axis.kind is AxisClass.BATCH}
@@ -232,15 +220,24 @@ def _verify_dtypes(program: LoopProgram, nest: Nest) -> None:
             value = stmt.dtype if isinstance(stmt, Load) else dtypes[stmt.value.name]
             stored = program.buffer(stmt.buffer).dtype
             legal = {stored, computed_in(stored)}
-            if isinstance(stmt, Load) and program.buffer(stmt.buffer).role is BufferRole.WORKSPACE:
+            partials = BufferRole.WORKSPACE, BufferRole.ACCUMULATOR
+            if isinstance(stmt, Load) and program.buffer(stmt.buffer).role in partials:
                 legal.add(added_up_in(stored))
             if isinstance(stmt, Store) and program.buffer(stmt.buffer).role is BufferRole.MAILBOX:
                 legal = {IN_SLOTS}
             _require(value in legal, "{}: {} in a buffer of {}", stmt, value, stored)
 
 
+def _verify_merged(program: LoopProgram) -> None:
+    """One nest is over rows. No reduction is over rows, rows enclose columns, and no preamble depends on
+    rows."""
+    over_rows = [n for n in program.nests if any(axis.kind is AxisClass.ROW for axis in n.loops)]
+    _require(len(over_rows) == 1, "{} nests over rows after the split", len(over_rows))
+    for nest in program.nests:
+        _verify_order(nest)
+
+
 def _verify_order(nest: Nest) -> None:
-    """No reduction is over rows, rows enclose columns, and the preamble does not depend on rows."""
     over = {axis.symbol for axis in nest.loops if axis.kind is AxisClass.ROW}
     for stmt in nest.body:
         outer = isinstance(stmt, Reduce) and not over.isdisjoint(stmt.axes)

@@ -47,9 +47,9 @@ def reshape_index(shape: Sequence[Size], axes: Sequence[tuple[Size, sympy.Expr]]
         dims.append(dim)
         total = product(dims)
         # Add axes until the group is a multiple of the dims; then add dims until both have the same size.
-        while left and _is_no_multiple(product(size for size, _ in group), total):
+        while left and (size := product(n for n, _ in group)) != total and ratio(size, total) is None:
             group.append(left.pop(0))
-        if product(size for size, _ in group) == total:
+        if product(n for n, _ in group) == total:
             index.extend(_split_group(dims, group))
             dims, group = [], []
     if dims:
@@ -73,10 +73,6 @@ def index_behind(axes: Sequence[tuple[Size, sympy.Expr]], place: Run, shape: Seq
 
 def _times(left: Size, right: Size) -> Size:
     return product((left, right))
-
-
-def _is_no_multiple(size: Size, total: Size) -> bool:
-    return size != total and ratio(size, total) is None
 
 
 def _split_group(dims: list[Size], group: list[tuple[Size, sympy.Expr]]) -> Index:

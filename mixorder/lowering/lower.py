@@ -15,7 +15,6 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..inductor.lowerings import context
-from ..inductor.ops import handling
 from ..inductor.symbols import are_equal
 from ..ir.program import (
     Axis,
@@ -27,20 +26,12 @@ from ..ir.program import (
     closure,
 )
 from ..region.axes import Space
-from ..region.nodes import (
-    fake,
-    is_pair,
-    is_view,
-    keeps_dims,
-    reduced_dims,
-    reduction_kind,
-    shape_of,
-)
+from ..region.nodes import fake, is_pair, is_view, keeps_dims, reduced_dims, shape_of
 from ..region.region import Region
 from ..region.row_permutations import is_row_permutation
 from ..region.sizes import Size, product
 from .index_map import Index, delinearize, index_behind, reshape_index
-from .tracer import Place, Traced, Tracer
+from .tracer import Place, Traced, Tracer, loop
 
 
 def lower(region: Region) -> LoopProgram:
@@ -76,14 +67,7 @@ _SYMBOLS = {AxisClass.BATCH: "k", AxisClass.ROW: "x", AxisClass.COLUMN: "y", Axi
 def _axes(space: Space) -> list[Axis]:
     """One loop per class: axes of a class share one, even if other axes lie between them in memory."""
     kinds = dict.fromkeys(kind for _, kind in space.axes)
-    return [
-        Axis(
-            sympy.Symbol(_SYMBOLS[kind], integer=True, nonnegative=True),
-            sympy.sympify(space.size(kind)),
-            kind,
-        )
-        for kind in kinds
-    ]
+    return [loop(_SYMBOLS[kind], space.size(kind), kind) for kind in kinds]
 
 
 class _RowTracer(Tracer):
@@ -94,8 +78,7 @@ class _RowTracer(Tracer):
     ) -> None:
         super().__init__(region, loops.values(), everywhere)
         self.loops = loops
-        self.place = _place(region.space, loops)
-        self._values: dict[tuple[Node, Index, str | None], Traced] = {}
+        self.axes = list(zip(region.space.axes, _place(region.space, loops), strict=True))
 
     def store(self, buffer: str, node: Node) -> Store:
         """The store of a node's value at the current point of the loops."""
@@ -112,11 +95,7 @@ class _RowTracer(Tracer):
 
     def point(self, shape: Sequence[Size], without: tuple[AxisClass, ...] = ()) -> Index:
         """The current point of the loops, over all axes but `without`, as an index into `shape`."""
-        axes = [
-            (size, at)
-            for (size, kind), at in zip(self.region.space.axes, self.place, strict=True)
-            if kind not in without
-        ]
+        axes = [(size, at) for (size, kind), at in self.axes if kind not in without]
         if product(shape) != product(size for size, _ in axes):
             raise Decline(DeclineReason.AXIS_CLASS, f"a result of shape {tuple(shape)}", self.current)
         return reshape_index(shape, axes)
@@ -126,7 +105,7 @@ class _RowTracer(Tracer):
         place, shape = self.region.permuted.get(node), shape_of(node) or ()
         if not place:
             return self.point(shape, without)
-        axes = [(size, at) for (size, _), at in zip(self.region.space.axes, self.place, strict=True)]
+        axes = [(size, at) for (size, _), at in self.axes]
         return self.simplified(index_behind(axes, place, shape))
 
     def simplified(self, index: Sequence[sympy.Expr]) -> Index:
@@ -143,23 +122,14 @@ class _RowTracer(Tracer):
             # Its operand is at its own place too, which the algebra of divisions may not see.
             source: Node = node.args[0]  # type: ignore[assignment]
             return self.value(source, self.index_of(source))
-        key = (node, index, None if self._predicate is None else self._predicate.name)
-        if key not in self._values:
-            outer, self.current = self.current, node.name
-            if node in self._inputs:
-                traced = self.load(node, index)
-            elif reduction_kind(node) is not None:
-                traced = self.reduce(node, index)
-            elif is_pair(node):
-                traced = self.value(node.args[0], index)  # type: ignore[arg-type]
-            else:
-                with handling(self._recorder):
-                    traced = self._boxes.element(node, index)
-            if node in self.region.rounded:
-                traced = self.as_stored(traced, node)
-            self._values[key] = traced
-            self.current = outer
-        return self._values[key]
+        return self.once((node, index, self._predicate and self._predicate.name), node, index)
+
+    def traced(self, node: Node, index: Index) -> Traced:
+        if is_pair(node) and node not in self._inputs:
+            traced = self.value(node.args[0], index)  # type: ignore[arg-type]
+        else:
+            traced = super().traced(node, index)
+        return self.as_stored(traced, node) if node in self.region.rounded else traced
 
     def reduce(self, node: Node, index: Index) -> Traced:
         """A reduction over the axes of its side, at an index over the dims that it keeps."""

@@ -69,7 +69,7 @@ def _number(node: Node) -> sympy.Expr | int | float | None:
 
 
 def _seen(arg: Any, numbers: Mapping[Node, int]) -> Hashable:
-    """What a lowering sees of an argument. Python's == alone would take 1, 1.0 and True for the same."""
+    """What a lowering sees of an argument."""
     if isinstance(arg, Node):
         like = fake(arg)
         return _number(arg) if like is None else (numbers[arg], like.dtype, like.device, shape_of(arg))
@@ -77,6 +77,12 @@ def _seen(arg: Any, numbers: Mapping[Node, int]) -> Hashable:
         return tuple(_seen(item, numbers) for item in arg)
     if isinstance(arg, dict):
         return tuple((name, _seen(value, numbers)) for name, value in arg.items())
+    return exactly(arg)
+
+
+def exactly(arg: Any) -> Hashable:
+    """An argument as its type and value. Python's == alone would take 1, 1.0 and True for the same, and 0.0
+    and -0.0."""
     return type(arg), repr(arg) if isinstance(arg, float | complex) else arg
 
 

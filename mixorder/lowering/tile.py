@@ -19,7 +19,6 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..inductor.lowerings import context
-from ..inductor.ops import handling
 from ..ir.program import Axis, AxisClass, Compute, Load, LoopProgram, Nest, Reduce, Ref, Statement, Store
 from ..region.axes import Space
 from ..region.factors import Factor, Run
@@ -36,7 +35,7 @@ from ..region.reduction_groups import ReductionGroupSeed
 from ..region.region import Region
 from ..region.sizes import Size, plain, product, ratio
 from .index_map import Index
-from .tracer import Traced, Tracer
+from .tracer import Traced, Tracer, loop
 
 _LETTERS = {
     AxisClass.BATCH: "ijklmn",
@@ -74,10 +73,7 @@ def _axes(space: Space) -> list[Axis]:
     """One loop for each axis, outermost first."""
     letters = {kind: _named(names) for kind, names in _LETTERS.items()}
     letters[AxisClass.COMMON] = letters[AxisClass.COLUMN]
-    return [
-        Axis(sympy.Symbol(next(letters[kind]), integer=True, nonnegative=True), sympy.sympify(size), kind)
-        for size, kind in space.axes
-    ]
+    return [loop(next(letters[kind]), size, kind) for size, kind in space.axes]
 
 
 def _named(names: Sequence[str]) -> Iterator[str]:
@@ -97,7 +93,6 @@ class _TileTracer(Tracer):
         for axis in reversed(axes):
             self.strides_of[stride] = axis
             stride = product((stride, plain(axis.size)))
-        self._at: dict[Node, Traced] = {}
         self._places: dict[Run, sympy.Expr] = {}
         self._as_eager = any(map(_is_discrete, region.outputs))
         self._exact: dict[str, int] = {}  # bytes of the narrowest float that has the value, by its name
@@ -135,21 +130,15 @@ class _TileTracer(Tracer):
 
     def value(self, node: Node, index: Sequence[sympy.Expr] = ()) -> Traced:
         """The value of a node at its own place, whatever place is asked for: it is the same."""
-        if node not in self._at:
-            outer, self.current = self.current, node.name
-            if node in self._inputs:
-                traced = self.load(node, self.index(node))
-            elif reduction_kind(node) is not None:
-                traced = self.rounded(self.reduce(node), node)
-            elif not is_pointwise(node) and operands(node):
-                traced = self.value(operands(node)[0])
-            else:
-                with handling(self._recorder):
-                    traced = self._boxes.element(node, self.index(node))
-                traced = self.rounded(traced, node)
-            self._at[node] = traced
-            self.current = outer
-        return self._at[node]
+        return self.once(node, node, ())
+
+    def traced(self, node: Node, index: Index) -> Traced:
+        if node in self._inputs:
+            return self.load(node, self.index(node))
+        is_reduction = reduction_kind(node) is not None
+        if not (is_reduction or is_pointwise(node)) and operands(node):
+            return self.value(operands(node)[0])
+        return self.rounded(super().traced(node, () if is_reduction else self.index(node)), node)
 
     def rounded(self, value: Traced, node: Node) -> Traced:
         """A result, rounded to half precision if the graph states that and it may need it."""
@@ -179,7 +168,7 @@ class _TileTracer(Tracer):
         (node,) = (n for n, buffer in self._inputs.items() if buffer == load.buffer)
         return fake(node).dtype.itemsize  # type: ignore[union-attr]
 
-    def reduce(self, node: Node) -> Traced:
+    def reduce(self, node: Node, index: Index) -> Traced:
         what = reduced(node)
         assert what is not None
         source = operands(node)[0]

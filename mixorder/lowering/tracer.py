@@ -31,6 +31,7 @@ from ..inductor.tensors import make_contiguous_strides_for
 from ..ir.dtypes import HALVES
 from ..ir.program import (
     Axis,
+    AxisClass,
     Buffer,
     BufferRole,
     Compute,
@@ -55,7 +56,7 @@ from ..region.nodes import (
 from ..region.region import Region
 from ..region.sizes import Size, plain, product
 from .index_map import Index
-from .pointwise import Boxes, symbolic
+from .pointwise import Boxes, exactly, symbolic
 
 Place = tuple[str, sympy.Expr]  # a buffer and an element offset
 
@@ -68,6 +69,11 @@ class Traced:
     dtype: torch.dtype
     shape: None = None
     is_scalar: bool = False
+
+
+def loop(name: str, size: Size, kind: AxisClass) -> Axis:
+    """An axis whose symbol has this name."""
+    return Axis(sympy.Symbol(name, integer=True, nonnegative=True), sympy.sympify(size), kind)
 
 
 class _Recorder(DefaultHandler):
@@ -127,11 +133,6 @@ def _operand(arg: Any) -> Any:
     return Ref(arg.name) if isinstance(arg, Traced) else arg
 
 
-def _exactly(arg: Any) -> Hashable:
-    """An argument as its type and value. Python's == alone would take 0.0 and -0.0 for the same."""
-    return (type(arg), repr(arg) if isinstance(arg, float | complex) else arg)
-
-
 class Tracer:
     """Evaluates region nodes, on demand, and collects the statements. A subclass says where a node stands."""
 
@@ -144,6 +145,7 @@ class Tracer:
         self._inputs = {node: f"in{i}" for i, node in enumerate(region.inputs)}
         self._everywhere = everywhere  # places that are loaded without a predicate
         self._predicate: Traced | None = None
+        self._values: dict[Hashable, Traced] = {}
         self._loads: dict[tuple[Place, str | None], Traced] = {}
         self._symbols: dict[str, frozenset[sympy.Symbol]] = {}  # the loops' that each value depends on
         self._names: set[str] = set()
@@ -158,6 +160,27 @@ class Tracer:
     def value(self, node: Node, index: Sequence[sympy.Expr]) -> Traced:
         """The value of a node at an index over the loops' symbols."""
         raise NotImplementedError
+
+    def reduce(self, node: Node, index: Index) -> Traced:
+        """The result of a reduction at an index."""
+        raise NotImplementedError
+
+    def once(self, key: Hashable, node: Node, index: Index) -> Traced:
+        """The value of a node at an index, traced if none has the key yet."""
+        if key not in self._values:
+            outer, self.current = self.current, node.name
+            self._values[key] = self.traced(node, index)
+            self.current = outer
+        return self._values[key]
+
+    def traced(self, node: Node, index: Index) -> Traced:
+        """The value of a node at an index, from its operands' values."""
+        if node in self._inputs:
+            return self.load(node, index)
+        if reduction_kind(node) is not None:
+            return self.reduce(node, index)
+        with handling(self._recorder):
+            return self._boxes.element(node, index)
 
     def as_stored(self, value: Traced, node: Node) -> Traced:
         """A value, rounded to the dtype of its node."""
@@ -258,38 +281,9 @@ class Tracer:
             return self.region.cat_slices[node].stride
         return make_contiguous_strides_for(val.shape) if node in self.region.made_contiguous else val.stride()
 
-    def element(self, kind: ReductionKind, value: Traced, stored: torch.dtype) -> Traced:
-        """An element in the dtype that a reduction combines. As in eager, it is first cast to the result's
-        dtype, which `dtype=` may set."""
-        with handling(self._recorder):
-            cast = ops.to_dtype(OpsValue(value), stored)
-            return unwrapped(ops.to_dtype(cast, kind.accumulates_in(stored)))
-
-    def mean(
-        self,
-        kind: ReductionKind,
-        value: Traced,
-        symbols: tuple[sympy.Symbol, ...],
-        count: Size,
-        stored: torch.dtype,
-        correction: float = 0,
-        scale: float = 1,
-    ) -> Traced:
-        """The mean along some loops; `scale` is of the elements that are added up, and exact."""
-        if scale != 1:
-            with handling(self._recorder):
-                value = unwrapped(ops.mul(OpsValue(value), ops.constant(scale, value.dtype)))
-        total = OpsValue(self.reduced(kind, value, symbols, stored))
-        with handling(self._recorder):
-            if isinstance(count, int):
-                divisor = ops.constant(max(count - correction, 0) * scale, value.dtype)
-            else:
-                divisor = ops.index_expr(sympy.Max(count - sympy.sympify(correction), 0), value.dtype)
-            return unwrapped(ops.truediv(total, divisor))
-
     def compute(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Traced:
         named = tuple(sorted(kwargs.items()))
-        key = (op, tuple(map(_exactly, args)), tuple((k, _exactly(v)) for k, v in named))
+        key = (op, tuple(map(exactly, args)), tuple((k, exactly(v)) for k, v in named))
         if key not in self._computed:
             name = self.fresh(self.current or op)
             self._computed[key] = self.append(Compute(name, op, args, named, dtype))
@@ -332,24 +326,31 @@ class Tracer:
         kind = reduction_kind(node)
         assert kind is not None
         stored = fake(node).dtype  # type: ignore[union-attr]
-        value = self.element(kind, value, stored)
         scale = _scale(count, stored) if is_variance(node) or is_moment(node) else 1
-        if is_variance(node):
-            with handling(self._recorder):
-                mean = self.mean(kind, value, symbols, count, stored, scale=scale)
-                centred = ops.sub(OpsValue(value), OpsValue(mean))
-                value = unwrapped(ops.mul(centred, centred))
-            traced = self.mean(kind, value, symbols, count, stored, correction(node))
-        elif is_relative_sum(node):
-            peak = self.reduced(AMAX, value, symbols, stored)
-            traced = self.reduced(kind, value, symbols, stored, peak)
-        elif is_mean(node):
-            traced = self.mean(kind, value, symbols, count, stored, scale=scale)
-        else:
-            traced = self.reduced(kind, value, symbols, stored)
+
+        def total(element: OpsValue, peak: Traced | None = None, kind: ReductionKind = kind) -> OpsValue:
+            return OpsValue(self.reduced(kind, unwrapped(element), symbols, stored, peak))
+
+        def mean(element: OpsValue, correction: float = 0, scale: float = 1) -> OpsValue:
+            """`scale` is of the elements that are added up, and exact."""
+            dtype = unwrapped(element).dtype
+            added_up = total(element if scale == 1 else ops.mul(element, ops.constant(scale, dtype)))
+            if isinstance(count, int):
+                return ops.truediv(added_up, ops.constant(max(count - correction, 0) * scale, dtype))
+            divisor = sympy.Max(count - sympy.sympify(correction), 0)
+            return ops.truediv(added_up, ops.index_expr(divisor, dtype))
+
         with handling(self._recorder):
-            traced = unwrapped(ops.to_dtype(OpsValue(traced), stored))
-        return traced
+            # As in eager, an element is first cast to the result's dtype, which `dtype=` may set.
+            element = ops.to_dtype(ops.to_dtype(OpsValue(value), stored), kind.accumulates_in(stored))
+            if is_variance(node):
+                centred = ops.sub(element, mean(element, scale=scale))
+                result = mean(ops.mul(centred, centred), correction(node))
+            elif is_relative_sum(node):
+                result = total(element, unwrapped(total(element, kind=AMAX)))
+            else:
+                result = mean(element, scale=scale) if is_mean(node) else total(element)
+            return unwrapped(ops.to_dtype(result, stored))
 
     def reduced(
         self,

@@ -30,9 +30,8 @@ def row_alignment(program: LoopProgram) -> RowAlignment | None:
     buffers = [program.buffer(s.buffer) for s in full]
     # A wide access would reach beyond a tensor that does not start and end at a boundary.
     read = {program.buffer(s.buffer) for s in full if isinstance(s, Load)}
-    edges = [b.offset for b in buffers] + [b.max_offset + 1 for b in read]
-    sizes = [b.dtype.itemsize for b in buffers] + [b.dtype.itemsize for b in read]
-    if any((edge * size) % ACCESS != 0 for edge, size in zip(edges, sizes, strict=True)):
+    edges = [(b, b.offset) for b in buffers] + [(b, b.max_offset + 1) for b in read]
+    if any((edge * b.dtype.itemsize) % ACCESS != 0 for b, edge in edges):
         return None
     smallest = min(b.dtype.itemsize for b in buffers)
     alignment = RowAlignment(int(stride), ACCESS // smallest)

@@ -27,15 +27,15 @@ BLOCK = sympy.Symbol("k", integer=True, nonnegative=True)  # as the batch axis o
 def check_divisible(program: LoopProgram) -> None:
     """Raise `Decline` unless each column of a merged program can be computed without the others."""
     col = program.axis(AxisClass.COLUMN)
-    missing = {
+    needs = {
         "columns": col is not None and col.size.is_number,
         "no reduction along a row": not any(col and col.symbol in nest.reduced for nest in program.nests),
         "no batch axis": program.axis(AxisClass.BATCH) is None,
         "rows that all start alike": program.alignment is None,
     }
-    if not all(missing.values()):
-        needed = next(name for name, holds in missing.items() if not holds)
-        raise GainsNothing(DeclineReason.ROW_TOO_WIDE, f"blocks of columns need {needed}")
+    for needed, holds in needs.items():
+        if not holds:
+            raise GainsNothing(DeclineReason.ROW_TOO_WIDE, f"blocks of columns need {needed}")
 
 
 def in_blocks(program: LoopProgram, width: int) -> LoopProgram:

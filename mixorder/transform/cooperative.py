@@ -29,11 +29,10 @@ from ..ir.program import (
     Ref,
     Statement,
     Store,
+    behind,
     operands,
 )
-from ..ir.rewriting import renamed
-
-Root = Reduce | PartialAccumulate | Store
+from ..ir.rewriting import reading
 
 MAILBOX = "mailbox"
 EMPTY = -1  # the initial value of a mailbox slot: as a float, a NaN that no computation gives
@@ -88,37 +87,34 @@ def with_mailbox(program: LoopProgram, parts: int, rows: int) -> LoopProgram:
 class _Phases:
     def __init__(self, nest: Nest) -> None:
         self.nest = nest
-        self.deps, self.above = nest.dependence(), nest.reductions_above()
+        self.deps = nest.dependence()
         self.values = {s.name: s for s in nest.body if isinstance(s, Load | Compute | Reduce)}
-        self.hoisted = {s.name for s in nest.preamble if isinstance(s, Load | Compute)}
         self.body: list[Statement] = []
         self.named: dict[tuple[str, int], str] = {}  # a value in a phase, and its name there
 
     def rebuilt(self) -> Nest:
         roots = [s for s in self.nest.body if isinstance(s, Reduce | PartialAccumulate | Store)]
         reductions = [r for r in roots if isinstance(r, Reduce)]
-        late = [r for r in roots if reductions and self.is_late(r)]
+        totals = behind(self.nest.body, reductions)
+        rest = [r for r in roots if not isinstance(r, Reduce)]
+        late = [
+            r for r in rest if reductions and (isinstance(r, PartialAccumulate) or r.value.name in totals)
+        ]
         # Until the first phase ends, a reduction has the value of a part: reductions come last.
-        self.add([*(r for r in roots if not isinstance(r, Reduce) and r not in late), *reductions], 0)
+        self.add([*(r for r in rest if r not in late), *reductions], 0)
         if reductions:
             self.body.append(Exchange(MAILBOX, tuple(Ref(r.name) for r in reductions)))
             self.named.update({(r.name, 1): r.name for r in reductions})
             self.add(late, 1)
         return dataclasses.replace(self.nest, body=tuple(self.body))
 
-    def is_late(self, root: Root) -> bool:
-        """Whether a statement runs in the second phase."""
-        name = root.value.name
-        needs_total = self.above[name] > 0 or isinstance(self.values.get(name), Reduce)
-        return not isinstance(root, Reduce) and (isinstance(root, PartialAccumulate) or needs_total)
-
-    def add(self, roots: Sequence[Root], phase: int) -> None:
+    def add(self, roots: Sequence[Reduce | PartialAccumulate | Store], phase: int) -> None:
         for root in roots:
             self.body.append(dataclasses.replace(root, value=Ref(self.value(root.value.name, phase))))
 
     def value(self, name: str, phase: int) -> str:
         """The name of a value in a phase. Adds its statements if they are missing."""
-        if name in self.hoisted:
+        if name not in self.values:  # but hoisted
             return name
         key = (name, phase if self.deps[name] else 0)
         if key not in self.named:
@@ -129,7 +125,7 @@ class _Phases:
                 self.body.append(Carry(new, Ref(before), stmt.dtype))
             else:
                 assert isinstance(stmt, Load | Compute), name  # a reduction comes before its uses
-                used = {n: self.value(n, phase) for n in operands(stmt)}
-                self.body.append(renamed(stmt, new, used))
+                used = {n: Ref(self.value(n, phase)) for n in operands(stmt)}
+                self.body.append(dataclasses.replace(reading(stmt, used), name=new))
             self.named[key] = new
         return self.named[key]

@@ -9,21 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..ir.program import (
-    Accumulated,
-    BufferRole,
-    Compute,
-    Load,
-    LoopProgram,
-    Nest,
-    Reduce,
-    Ref,
-    Statement,
-    Store,
-    Value,
-    operands,
-)
-from ..ir.rewriting import renamed
+from ..ir.program import BufferRole, LoopProgram, Nest, Reduce, Ref, Statement, Value
+from ..ir.rewriting import reading
 
 
 def finished(program: LoopProgram) -> LoopProgram:
@@ -31,7 +18,7 @@ def finished(program: LoopProgram) -> LoopProgram:
     are never in memory."""
     main, final = program.nests
     taken = {s.name for s in main.statements if isinstance(s, Value)}
-    after = tuple(_after(program, final, taken))
+    after = tuple(_after(final, taken))
     buffers = tuple(
         dataclasses.replace(b, role=BufferRole.ACCUMULATOR) if b.role is BufferRole.WORKSPACE else b
         for b in program.buffers
@@ -39,22 +26,16 @@ def finished(program: LoopProgram) -> LoopProgram:
     return dataclasses.replace(program, buffers=buffers, nests=(dataclasses.replace(main, after=after),))
 
 
-def _after(program: LoopProgram, final: Nest, taken: set[str]) -> list[Statement]:
+def _after(final: Nest, taken: set[str]) -> list[Statement]:
     """The statements of a finalisation of one split, which reduces nothing. Names in `taken` are changed."""
-    workspaces = {b.name for b in program.role(BufferRole.WORKSPACE)}
-    named, statements = dict[str, str](), list[Statement]()
+    named, statements = dict[str, Ref](), list[Statement]()
     for stmt in final.statements:
         if isinstance(stmt, Reduce):
             named[stmt.name] = named[stmt.value.name]  # of one element
             continue
-        used = {name: named[name] for name in operands(stmt)}
-        if isinstance(stmt, Store):
-            statements.append(dataclasses.replace(stmt, value=Ref(used[stmt.value.name])))
-            continue
-        assert isinstance(stmt, Load | Compute), stmt
-        named[stmt.name] = f"{stmt.name}.after" if stmt.name in taken else stmt.name
-        if isinstance(stmt, Load) and stmt.buffer in workspaces:
-            statements.append(Accumulated(named[stmt.name], stmt.buffer, stmt.index, stmt.dtype))
-        else:
-            statements.append(renamed(stmt, named[stmt.name], used))
+        new = reading(stmt, named)
+        if isinstance(new, Value):
+            named[new.name] = Ref(f"{new.name}.after" if new.name in taken else new.name)
+            new = dataclasses.replace(new, name=named[new.name].name)
+        statements.append(new)
     return statements

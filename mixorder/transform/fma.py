@@ -10,12 +10,11 @@ precision have larger rounding errors, and stay as they are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import TypeGuard
 
 import torch
 
-from ..ir.program import Compute, LoopProgram, Reduce, Ref, Statement, Store, Value, operands
+from ..ir.program import Compute, LoopProgram, Reduce, Ref, Statement, Store, Value, live, operands
 from ..ir.rewriting import Scope, Steps, is_op, rewritten
 
 _EXACT = (torch.float32, torch.float64)
@@ -23,14 +22,12 @@ _EXACT = (torch.float32, torch.float64)
 
 def form_fma(program: LoopProgram) -> LoopProgram:
     """Contract products that lead to the main nest's stores, where that keeps no more tiles in registers."""
-    wanted = set(_above_stores(program))
+    wanted = _above_stores(program)
 
     def contracted(stmt: Statement, scope: Scope) -> list[Compute]:
         """A sum or a difference with its product. Of two products it takes the first, as a compiler does if
         it may choose."""
-        if scope.nest is not program.nests[0] or not isinstance(stmt, Compute) or stmt.name not in wanted:
-            return []
-        if stmt.op not in ("add", "sub") or stmt.kwargs or not all(isinstance(a, Ref) for a in stmt.args):
+        if scope.nest is not program.nests[0] or not is_sum(stmt) or stmt.name not in wanted:
             return []
         first, second = (scope.values[a.name] for a in stmt.args)
         product = first if _is_product(first, stmt, scope) else second
@@ -43,28 +40,33 @@ def form_fma(program: LoopProgram) -> LoopProgram:
     return rewritten(program, contracted)
 
 
-def _above_stores(program: LoopProgram) -> Iterator[str]:
+def _above_stores(program: LoopProgram) -> set[str]:
     """Names of the fp32 and fp64 values that such stores of the main nest are computed from, with no
     reduction in between."""
     main = program.nests[0]
     exact = {b.name for b in program.buffers if b.dtype in _EXACT and not b.kept_fp32}
-    values = {s.name: s for s in main.statements if isinstance(s, Compute)}
-    todo = [s.value.name for s in main.body if isinstance(s, Store) and s.buffer in exact]
-    seen: set[str] = set()
-    while todo:
-        name = todo.pop()
-        if name not in seen and name in values and values[name].dtype in _EXACT:
-            seen.add(name)
-            yield name
-            todo.extend(operands(values[name]))
+    stores = [s for s in main.body if isinstance(s, Store) and s.buffer in exact]
+    computed = [s for s in main.statements if isinstance(s, Compute) and s.dtype in _EXACT]
+    return {s.name for s in live(computed, stores) if isinstance(s, Compute)}
+
+
+def is_sum(stmt: Statement) -> TypeGuard[Compute]:
+    """Whether a statement is a sum or a difference of two values."""
+    return isinstance(stmt, Compute) and stmt.op in ("add", "sub") and _is_of_values(stmt)
+
+
+def is_product(value: Value, stmt: Compute) -> TypeGuard[Compute]:
+    """Whether a value is a product of two values, in the dtype of a sum."""
+    return is_op(value, "mul", stmt.dtype) and _is_of_values(value)
+
+
+def _is_of_values(stmt: Compute) -> bool:
+    return not stmt.kwargs and all(isinstance(arg, Ref) for arg in stmt.args)
 
 
 def _is_product(value: Value, stmt: Compute, scope: Scope) -> TypeGuard[Compute]:
-    """Whether a value is a product over the whole tile, in the dtype of its sum."""
-    if not is_op(value, "mul", stmt.dtype) or value.kwargs:
-        return False
-    tile = frozenset().union(*scope.deps.values())
-    return all(isinstance(a, Ref) for a in value.args) and scope.deps[value.name] == tile
+    """Whether a value is a product over the whole tile."""
+    return is_product(value, stmt) and scope.deps[value.name] == frozenset().union(*scope.deps.values())
 
 
 def _is_free(product: Compute, stmt: Compute, scope: Scope) -> bool:

@@ -8,11 +8,10 @@ import torch
 
 from ..ir.dtypes import HALVES
 from ..ir.program import Compute, Load, Reduce, Ref, Statement, operands
-from ..ir.rewriting import Scope, is_op, reading
+from ..ir.rewriting import SELECTING, Scope, is_op, reading, selected
 from .rounding import ROUNDED
 
-_SELECTING = frozenset({"maximum", "minimum", "abs", "neg", "where"})  # of their operands
-_WHOLE = frozenset({"round", "trunc", "floor", "ceil"})  # where these change a number, they have fewer bits
+WHOLE = frozenset({"round", "trunc", "floor", "ceil"})  # where these change a number, they have fewer bits
 
 _SMALL = 256  # whole numbers up to this one have 8 bits
 
@@ -47,16 +46,11 @@ def halves_of(name: str, scope: Scope) -> _Halves:
         return frozenset()
     if stmt.op == ROUNDED:
         return frozenset({torch.bfloat16})
-    operand_names = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
     if stmt.op == "to_dtype":
-        return HALVES & {scope.values[operand].dtype for operand in operand_names}
-    if stmt.op not in _SELECTING | _WHOLE:
+        return HALVES & {scope.values[operand].dtype for operand in operands(stmt)}
+    if stmt.op not in SELECTING | WHOLE:
         return frozenset()
-    halves = [
-        halves_of(operand, scope)
-        for operand in operand_names[stmt.op == "where" :]
-        if not _is_small(operand, scope)
-    ]
+    halves = [halves_of(operand, scope) for operand in selected(stmt) if not _is_small(operand, scope)]
     return _Halves().union(*halves) if all(halves) else frozenset()
 
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import sympy
 import torch
 
 from ..ir.dtypes import BOOL, INTEGERS
-from ..ir.program import AxisClass, Compute, LoopProgram, Reduce, Ref, Statement, Value, closure
-from ..ir.rewriting import Scope, Steps, rewritten
+from ..ir.program import AxisClass, Compute, LoopProgram, Reduce, Ref, Statement, Value, closure, operands
+from ..ir.rewriting import Scope, Steps, reading, rewritten
 
 
 def sum_one_hot(program: LoopProgram) -> LoopProgram:
@@ -77,26 +76,17 @@ def _of_column(
     made: dict[str, Compute] = {}
     known: dict[str, Ref] = {}
     for stmt in statements:
-        refs = [a for a in (*stmt.args, *(v for _, v in stmt.kwargs)) if isinstance(a, Ref)]
+        used = [*operands(stmt)]
         if stmt.op == "where" and stmt.args[0] == Ref(equal):
             chosen = stmt.args[1 if hit else 2]
             known[stmt.name] = known.get(chosen.name, chosen)
-            refs = [stmt.args[1], stmt.args[2]]
+            used = used[1:]
         else:
-            made[stmt.name] = dataclasses.replace(
-                stmt,
-                name=f"{stmt.name}.{suffix}",
-                args=tuple(_replaced(a, known) for a in stmt.args),
-                kwargs=tuple((k, _replaced(v, known)) for k, v in stmt.kwargs),
-            )
+            made[stmt.name] = dataclasses.replace(reading(stmt, known), name=f"{stmt.name}.{suffix}")
             known[stmt.name] = Ref(made[stmt.name].name)
-        if stmt.op == "index_expr" or any(ref.name in {equal, *places} for ref in refs):
+        if stmt.op == "index_expr" or not places.union({equal}).isdisjoint(used):
             return None
     return made, known
-
-
-def _replaced(arg: Any, known: Mapping[str, Ref]) -> Any:
-    return known.get(arg.name, arg) if isinstance(arg, Ref) else arg
 
 
 def _total(

@@ -10,20 +10,22 @@ from collections.abc import Mapping
 
 import torch
 
-from ..ir.program import Compute, LoopProgram, Ref, Statement, operands
-from ..ir.rewriting import Scope, is_op, rewritten
-from .fma import as_fma
+from ..ir.program import Compute, LoopProgram, Statement, operands
+from ..ir.rewriting import Scope, rewritten
+from .fma import as_fma, is_product, is_sum
 
 
 def contract(program: LoopProgram, products: Mapping[str, str]) -> LoopProgram:
     """`products`: by the node of a sum or a difference, the node of the product that it takes."""
 
     def contracted(stmt: Statement, scope: Scope) -> list[Compute]:
-        if not isinstance(stmt, Compute) or (wanted := products.get(_node(stmt.name))) is None:
+        if not is_sum(stmt) or stmt.dtype != torch.float32:
             return []
-        taken = (scope.values[name] for name in operands(stmt) if wanted == _node(name))
-        product = next((value for value in taken if is_op(value, "mul", torch.float32)), None)
-        if product is None or not _is_contracted(stmt, product, scope):
+        taken = (
+            scope.values[name] for name in operands(stmt) if products.get(_node(stmt.name)) == _node(name)
+        )
+        product = next((value for value in taken if is_product(value, stmt)), None)
+        if product is None or len(scope.users[product.name]) > 1:
             return []
         return as_fma(stmt, product)
 
@@ -33,10 +35,3 @@ def contract(program: LoopProgram, products: Mapping[str, str]) -> LoopProgram:
 def _node(name: str) -> str:
     """The node that a value comes from."""
     return name.partition(".")[0]
-
-
-def _is_contracted(stmt: Compute, product: Compute, scope: Scope) -> bool:
-    """Whether all is in float32, and nothing else takes the product."""
-    named = all(isinstance(arg, Ref) for arg in (*stmt.args, *product.args))
-    single_use = len(scope.users[product.name]) == 1 and not (stmt.kwargs or product.kwargs)
-    return stmt.op in ("add", "sub") and stmt.dtype == torch.float32 and named and single_use

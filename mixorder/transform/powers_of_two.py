@@ -14,12 +14,11 @@ import math
 import torch
 
 from ..ir.program import Compute, Ref, Statement
-from ..ir.rewriting import Scope, Steps, is_op
+from ..ir.rewriting import SELECTING, Scope, Steps, is_op, selected
 
-_MANTISSA_BITS = 23
-_INFINITE = 255 << _MANTISSA_BITS  # the bits of an infinite float32
+MANTISSA_BITS = 23
+INFINITE = 255 << MANTISSA_BITS  # the bits of an infinite float32
 _LEAST = 2.0**-126  # whose reciprocal, and that of all larger ones, is a float32
-_SELECTING = frozenset({"maximum", "minimum", "neg", "abs"})  # give one of their operands, but for the sign
 
 
 def multiply_by_reciprocals(stmt: Statement, scope: Scope) -> list[Statement]:
@@ -41,7 +40,7 @@ def _reciprocal(divisor: Ref) -> list[Compute]:
     i32, f32 = torch.int32, torch.float32
     step = Steps(f"{divisor.name}.reciprocal", f32)
     bits = step("bits", "to_dtype_bitcast", divisor, i32, f32, dtype=i32)
-    less = step("less", "sub", step.constant("most", _INFINITE, i32), bits, dtype=i32)
+    less = step("less", "sub", step.constant("most", INFINITE, i32), bits, dtype=i32)
     twice = step("twice", "to_dtype_bitcast", less, f32, i32)
     step("", "mul", twice, step.constant("half", 0.5))
     return step.made
@@ -54,14 +53,11 @@ def is_power_of_two(name: str, scope: Scope) -> bool:
         return False
     if stmt.op == "constant":
         return _is_power(stmt.args[0])
-    operands = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
     if stmt.op == "to_dtype_bitcast":
-        return stmt.dtype == torch.float32 and _is_exponent(operands[0], scope)
-    if stmt.op == "where":
-        operands = operands[1:]
-    elif stmt.op not in _SELECTING:
+        return stmt.dtype == torch.float32 and _is_exponent(stmt.args[0].name, scope)
+    if stmt.op not in SELECTING:
         return False
-    return all(is_power_of_two(operand, scope) for operand in operands)
+    return all(is_power_of_two(operand, scope) for operand in selected(stmt))
 
 
 def _is_power(value: float) -> bool:
@@ -76,4 +72,4 @@ def _is_exponent(name: str, scope: Scope) -> bool:
     if not isinstance(stmt, Compute) or stmt.op != "bitwise_left_shift" or stmt.dtype.itemsize != 4:
         return False
     by = scope.constant(stmt.args[1])
-    return by is not None and by >= _MANTISSA_BITS
+    return by is not None and by >= MANTISSA_BITS

@@ -25,7 +25,6 @@ from ..ir.program import (
     Nest,
     Reduce,
     Ref,
-    Statement,
     Store,
     Value,
     closure,
@@ -56,14 +55,19 @@ def with_producers(program: LoopProgram) -> LoopProgram:
     size = outer.size * len(values) + 1  # the last word counts programs
     mailbox = Buffer(MAILBOX, BufferRole.MAILBOX, torch.int32, (size,), (sympy.S.One,), fill=EMPTY)
     place, groups = flat(rows), [(rows, outer), (columns, inner)]
-    producer_body = [_joined(stmt) for stmt in along_one(closure(nest.body, values), groups)]
+    producer_body = list(along_one(closure(nest.body, values), groups))
+    for stmt in producer_body:
+        if isinstance(stmt, Compute) and index_symbols(stmt):
+            raise Decline(DeclineReason.AXIS_CLASS, "a number of a row or a column", stmt.name)
     body = list(nest.body)
     for i, value in enumerate(values):
         first = i * outer.size
         slot = f"{value.name}.slot"
         producer_body.append(Store(MAILBOX, _ROW + first, Ref(value.name)))
+        word = Load(slot, MAILBOX, place + first, torch.int32)
+        as_float = (Ref(slot), torch.float32, torch.int32)
         at = body.index(value)
-        body[at : at + 1] = [Load(slot, MAILBOX, place + first, torch.int32), _value(value.name, slot)]
+        body[at : at + 1] = [word, Compute(value.name, "to_dtype_bitcast", as_float, (), torch.float32)]
     return dataclasses.replace(
         program,
         buffers=(*program.buffers, mailbox),
@@ -113,16 +117,3 @@ def _check(reductions: Sequence[Reduce], nest: Nest) -> None:
 
 def _as_one(symbol: sympy.Symbol, axes: Sequence[Axis], kind: AxisClass) -> Axis:
     return Axis(symbol, sympy.prod(axis.size for axis in axes), kind)
-
-
-def _joined(stmt: Statement) -> Statement:
-    """A statement over rows and columns instead of blocks of them, whose indices are by these already."""
-    if isinstance(stmt, Reduce):
-        return dataclasses.replace(stmt, axes=(_COLUMN,))
-    if isinstance(stmt, Compute) and index_symbols(stmt):
-        raise Decline(DeclineReason.AXIS_CLASS, "a number of a row or a column", stmt.name)
-    return stmt
-
-
-def _value(name: str, slot: str) -> Compute:
-    return Compute(name, "to_dtype_bitcast", (Ref(slot), torch.float32, torch.int32), (), torch.float32)

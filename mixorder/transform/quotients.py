@@ -22,16 +22,15 @@ import math
 
 import torch
 
-from ..ir.program import Compute, Reduce, Ref, Statement
+from ..ir.program import Compute, Reduce, Ref, Statement, operands
 from ..ir.rewriting import Scope, Steps, is_op
-from .half_precision import halves_of
+from .half_precision import WHOLE, halves_of
+from .powers_of_two import INFINITE, MANTISSA_BITS
 
 INVERSE = "inverse_in_range"
 CORRECTED = "corrected_quotient"  # of a dividend, a divisor and its reciprocal
 LEAST, MOST = 2.0**-60, 2.0**126  # of a divisor, so that no reciprocal is infinite or subnormal
 _LARGEST = torch.finfo(torch.float32).max
-_MANTISSA_BITS = 23
-_INFINITE = 255 << _MANTISSA_BITS  # the bits of an infinite float32
 _INEXACT = 2.0**-42  # quotients below this may have other bits
 _MOST_TOLD = 2.0**20  # 2**106 times this may be infinite where the quotient is a large number
 
@@ -39,7 +38,6 @@ _FAR = 2.0**-16  # a sum with a number from here on is that number, beside one b
 _HUGE = 2.0**100  # from here on, a quotient may be infinite that is none
 # Of a number near zero one near zero, with its sign or the other; of a huge number any, but always the same.
 _NEAR = frozenset({"abs", "neg", "round", "trunc", "maximum", "minimum", "where"})
-_WHOLE = frozenset({"round", "trunc", "floor", "ceil"})
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 _Bounds = tuple[float, float]
@@ -53,72 +51,50 @@ def divide_by_blocks(stmt: Statement, scope: Scope) -> list[Statement]:
     name, statements = stmt.args[1].name, list[Statement]()
     users = (s for s in scope.users[name] if is_op(s, "truediv", torch.float32) and s.args[1].name == name)
     if any(scope.deps[name] < scope.deps[user.name] for user in users):
-        divisor = _Divisor.of(name, scope)
-        statements += [] if name in scope.made else divisor.computed()
+        bounds = _bounds(name, scope)  # in which no reciprocal is infinite or subnormal
+        in_range = bounds is not None and bounds[0] >= LEAST and bounds[1] <= MOST
+        statements += [] if name in scope.made else _of_divisor(name, in_range)
         scope.made.add(name)
-        if quotient := _quotient(stmt, divisor, scope):
+        if quotient := _quotient(stmt, in_range, scope):
             return [*statements, *quotient]
     return [*statements, dataclasses.replace(stmt, op="div_rn")]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Divisor:
-    """A block's value. `in_range`: whether no reciprocal of it is infinite or subnormal."""
-
-    name: str
-    in_range: bool
-
-    @classmethod
-    def of(cls, name: str, scope: Scope) -> _Divisor:
-        bounds = _bounds(name, scope)
-        return cls(name, bounds is not None and bounds[0] >= LEAST and bounds[1] <= MOST)
-
-    @property
-    def scaled(self) -> Ref:
-        return Ref(self.name if self.in_range else f"{self.name}.scaled")
-
-    @property
-    def inverse(self) -> Ref:
-        return Ref(f"{self.name}.inverse")
-
-    @property
-    def power(self) -> Ref:
-        """The power of two that the divisor and its dividends are multiplied by."""
-        return Ref(f"{self.name}.power")
-
-    def computed(self) -> list[Compute]:
-        """What is computed once per block. The exponent of the power is 126 less the divisor's, but -126 at
-        least, so that it is no subnormal number. It has the divisor's sign, since a correction by a negative
-        divisor would lose that of a zero. A zero, infinity or NaN stays what it is."""
-        i32, f32 = torch.int32, torch.float32
-        step = Steps(self.name, i32)
-        if not self.in_range:
-            bits = step("bits", "to_dtype_bitcast", Ref(self.name), i32, f32)
-            exponent = step("exponent", "bitwise_and", bits, step.constant("infinite", _INFINITE))
-            less = step("less", "sub", step.constant("most", 253 << _MANTISSA_BITS), exponent)
-            normal = step("normal", "maximum", less, step.constant("least", 1 << _MANTISSA_BITS))
-            sign = step("sign", "bitwise_and", bits, step.constant("negative", -(2**31)))
-            signed = step("signed", "bitwise_or", normal, sign)
-            power = step("power", "to_dtype_bitcast", signed, f32, i32, dtype=f32)
-            step("scaled", "mul", Ref(self.name), power, dtype=f32)
-        step("inverse", INVERSE, self.scaled, dtype=f32)
-        return step.made
+def _of_divisor(name: str, in_range: bool) -> list[Compute]:
+    """What is computed once per block: the divisor's reciprocal. Before that, if it is not in range, the
+    power of two that it and its dividends are multiplied by. The exponent of the power is 126 less the
+    divisor's, but -126 at least, so that it is no subnormal number. It has the divisor's sign, since a
+    correction by a negative divisor would lose that of a zero. A zero, infinity or NaN stays what it is."""
+    i32, f32 = torch.int32, torch.float32
+    step, scaled = Steps(name, i32), Ref(name)
+    if not in_range:
+        bits = step("bits", "to_dtype_bitcast", Ref(name), i32, f32)
+        exponent = step("exponent", "bitwise_and", bits, step.constant("infinite", INFINITE))
+        less = step("less", "sub", step.constant("most", 253 << MANTISSA_BITS), exponent)
+        normal = step("normal", "maximum", less, step.constant("least", 1 << MANTISSA_BITS))
+        sign = step("sign", "bitwise_and", bits, step.constant("negative", -(2**31)))
+        signed = step("signed", "bitwise_or", normal, sign)
+        power = step("power", "to_dtype_bitcast", signed, f32, i32, dtype=f32)
+        scaled = step("scaled", "mul", Ref(name), power, dtype=f32)
+    step("inverse", INVERSE, scaled, dtype=f32)
+    return step.made
 
 
-def _quotient(stmt: Compute, divisor: _Divisor, scope: Scope) -> list[Compute]:
+def _quotient(stmt: Compute, in_range: bool, scope: Scope) -> list[Compute]:
     """A quotient by its divisor's reciprocal; empty where that may have other bits."""
     halves = all(halves_of(arg.name, scope) == {torch.bfloat16} for arg in stmt.args)
     rounded = halves and all(is_op(user, "to_dtype", torch.bfloat16) for user in scope.users[stmt.name])
-    if not (rounded and divisor.in_range) and not _is_coarse(stmt.name, scope):
+    if not (rounded and in_range) and not _is_coarse(stmt.name, scope):
         return []
-    statements, dividend = list[Compute](), stmt.args[0]
-    if not divisor.in_range:
-        statements = [Compute(f"{stmt.name}.scaled", "mul", (dividend, divisor.power), (), stmt.dtype)]
-        dividend = Ref(statements[0].name)
+    (dividend, divisor), statements = stmt.args, list[Compute]()
+    inverse = Ref(f"{divisor.name}.inverse")
+    if not in_range:
+        power = Ref(f"{divisor.name}.power")
+        statements = [Compute(f"{stmt.name}.scaled", "mul", (dividend, power), (), stmt.dtype)]
+        dividend, divisor = Ref(statements[0].name), Ref(f"{divisor.name}.scaled")
     if rounded:
-        return [*statements, dataclasses.replace(stmt, op="mul", args=(dividend, divisor.inverse))]
-    args = (dividend, divisor.scaled, divisor.inverse)
-    return [*statements, dataclasses.replace(stmt, op=CORRECTED, args=args)]
+        return [*statements, dataclasses.replace(stmt, op="mul", args=(dividend, inverse))]
+    return [*statements, dataclasses.replace(stmt, op=CORRECTED, args=(dividend, divisor, inverse))]
 
 
 def _is_coarse(name: str, scope: Scope) -> bool:
@@ -161,11 +137,11 @@ def _is_whole(arg: Ref, scope: Scope) -> bool:
     stmt, number = scope.values[arg.name], scope.constant(arg)
     if number is not None:
         return number % 1 == 0
-    if not isinstance(stmt, Compute) or stmt.op in _WHOLE:
+    if not isinstance(stmt, Compute) or stmt.op in WHOLE:
         return isinstance(stmt, Compute)
-    refs = [ref for ref in stmt.args if isinstance(ref, Ref)]
-    if stmt.op == "to_dtype" and not scope.values[refs[0].name].dtype.is_floating_point:
+    if stmt.op == "to_dtype" and not scope.values[stmt.args[0].name].dtype.is_floating_point:
         return True
+    refs = (Ref(operand) for operand in operands(stmt))
     return stmt.op in ("to_dtype", "neg", "maximum", "minimum") and all(_is_whole(ref, scope) for ref in refs)
 
 
@@ -189,10 +165,9 @@ def _bounds(name: str, scope: Scope) -> _Bounds | None:
     if stmt.op == "constant":
         number = float(stmt.args[0])
         return (number, number) if 0 < number < math.inf else None
-    operand_names = [arg.name for arg in stmt.args if isinstance(arg, Ref)]
     if stmt.op == "abs":
-        return _of_numbers(*(halves_of(operand_names[0], scope) or {stmt.dtype}))
-    bounds = [_bounds(operand, scope) for operand in operand_names]
+        return _of_numbers(*(halves_of(stmt.args[0].name, scope) or {stmt.dtype}))
+    bounds = [_bounds(operand, scope) for operand in operands(stmt)]
     known = [pair for pair in bounds if pair is not None]
     lows, highs = [low for low, _ in known], [high for _, high in known]
     every = bool(known) and len(known) == len(bounds)

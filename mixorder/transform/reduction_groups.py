@@ -23,7 +23,6 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 import sympy
-import torch
 
 from ..errors import Decline, DeclineReason
 from ..ir.dtypes import added_up_in
@@ -52,7 +51,8 @@ from ..ir.program import (
     stride_along,
 )
 from ..ir.reductions import SUM
-from ..ir.rewriting import Steps, along_one, is_op
+from ..ir.rewriting import AxisGroups, Steps, along_one, is_op
+from .split import SPLIT, added_up
 
 SHORT = 64  # elements of neighbours that the second nest adds up for statistics: a line
 
@@ -67,14 +67,15 @@ class _TwoPassNests:
     def __init__(self, whole: LoopProgram, nest: Nest) -> None:
         self.whole, self.nest = whole, nest
         self.deps = nest.dependence()
-        self.behind = behind(nest.body, self.reductions())
+        self.reductions = [s for s in nest.body if isinstance(s, Reduce)]
+        self.behind = behind(nest.body, self.reductions)
         self.values = {s.name: s for s in nest.body if isinstance(s, Value)}
-        first = [s for s in self.reductions() if self.behind.isdisjoint(operands(s))]
+        first = [s for s in self.reductions if self.behind.isdisjoint(operands(s))]
         self.over = self.common = frozenset(min(first, key=lambda s: len(s.axes)).axes)
         self.sums = [s for s in first if self.common == set(s.axes)]
-        self.centred = {s: v for s in self.reductions() if (v := self.differing(s)) is not None}
+        self.centred = {s: v for s in self.reductions if (v := self.differing(s)) is not None}
         known = {*self.sums, *self.centred}
-        self.last = [s for s in self.reductions() if s not in known and self.over <= set(s.axes)]
+        self.last = [s for s in self.reductions if s not in known and self.over <= set(s.axes)]
         self.behind_last = behind(nest.body, self.last)
         self.axes = in_memory_order(whole)
         if self.centred:
@@ -84,14 +85,9 @@ class _TwoPassNests:
         self.buffers: list[Buffer] = []
         self.moments: list[Load] = []  # of splits
 
-    def reductions(self) -> list[Reduce]:
-        return [s for s in self.nest.body if isinstance(s, Reduce)]
-
     def check(self) -> None:
-        for stmt in self.reductions():
-            if stmt in self.sums or stmt in self.centred:
-                same = self.over == set(stmt.axes)
-            elif stmt in self.last:
+        for stmt in (s for s in self.reductions if s not in self.sums and s not in self.centred):
+            if stmt in self.last:
                 independent = self.behind_last.isdisjoint(operands(stmt))
                 same = independent and set(self.last[0].axes) == set(stmt.axes)
             else:
@@ -139,41 +135,39 @@ class _TwoPassNests:
         kept = tuple(axis for axis in self.axes if axis.symbol not in gone)
         elements, column_sums = self.divided(self.last, kept)
         rest = [s for s in body if s not in self.sums and not isinstance(s, Store)]
-        added_up = [s for reduction in self.sums for s in totals[reduction]]
-        of_totals = [new for s in rest for new in (totals[s] if s in self.centred else [s])]
+        of_sums = [*self.moments, *itertools.chain(*(totals[reduction] for reduction in self.sums))]
+        of_totals = [*of_sums, *itertools.chain(*(totals.get(s, [s]) for s in rest))]
         # By the index of totals: each sample has its own, also where samples share their elements.
-        deps = Nest(self.kept, (*self.moments, *added_up, *of_totals)).dependence()
+        deps = Nest(self.kept, tuple(of_totals)).dependence()
         needed = self.needed([*late, *elements])
         handed = {name: self.workspace(values[name], self.kept if deps[name] else ()) for name in needed}
         copies = [Store(*place, Ref(name)) for name, place in handed.items()]
         written = [*(s for s in small if s not in final), *copies]
-        second = closure([*self.moments, *added_up, *of_totals], written)
+        second = closure(of_totals, written)
         self.check_loop(second)
         loads = [Load(name, *place, values[name].dtype) for name, place in handed.items()]
         stored = self.reread(early, late)
         known = {*handed, *(load.name for load in stored)}
         computed = [s for s in body if getattr(s, "name", None) not in known]
         third = closure([*loads, *stored, *computed], [*late, *elements])
-        split = Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT)
         groups = axis_groups(self.axes, [*first, *third], (self.common, gone))
-        axes = tuple(dataclasses.replace(g[-1], size=sympy.prod(a.size for a in g)) for g in groups)
-        joined = list(zip(groups, axes, strict=True))
+        axes = tuple(axis for _, axis in groups)
         nests: tuple[Nest, ...] = (
-            Nest((split, *axes), along_one(first, joined, dividing=True)),
-            Nest((split, *self.kept), second),
-            Nest((split, *axes) if self.last else axes, along_one(third, joined, dividing=True)),
+            Nest((SPLIT, *axes), along_one(first, groups, dividing=True)),
+            Nest((SPLIT, *self.kept), second),
+            Nest((SPLIT, *axes) if self.last else axes, along_one(third, groups, dividing=True)),
         )
         if final:
             remaining = (s for s in rest if s not in self.last)
             fourth = closure([*itertools.chain(*column_sums.values()), *remaining], final)
-            nests = (*nests, Nest((split, *kept), fourth))
+            nests = (*nests, Nest((SPLIT, *kept), fourth))
         return dataclasses.replace(self.whole, buffers=(*self.whole.buffers, *self.buffers), nests=nests)
 
     def divided(
         self, sums: Iterable[Reduce], kept: Sequence[Axis]
-    ) -> tuple[list[PartialAccumulate], dict[Reduce, list[Statement]]]:
+    ) -> tuple[list[PartialAccumulate], dict[Statement, list[Statement]]]:
         """Sums of splits in a workspace, which has an element for each index of `kept`, and their totals."""
-        partials, totals = list[PartialAccumulate](), dict[Reduce, list[Statement]]()
+        partials, totals = list[PartialAccumulate](), dict[Statement, list[Statement]]()
         moments = dict[str, list[Load]]()
         for value in dict.fromkeys(
             self.centred[reduction] for reduction in sums if reduction in self.centred
@@ -192,25 +186,10 @@ class _TwoPassNests:
                 place = self.workspace(reduction, kept, num_results=1)
                 partials.append(PartialAccumulate(*place, reduction.kind, reduction.value))
                 partial = Load(f"{reduction.name}.partial", *place, reduction.dtype)
-                totals[reduction] = [
-                    partial,
-                    dataclasses.replace(reduction, value=Ref(partial.name), axes=axes),
-                ]
+                totals[reduction] = added_up(reduction, [partial], axes)
                 continue
-            computed = self.of_split(
-                reduction, scale, moments[value][0].dtype, *(Ref(s.name) for s in moments[value])
-            )
-            total = dataclasses.replace(
-                reduction,
-                name=f"{reduction.name}.total",
-                value=Ref(computed[-1].name),
-                axes=axes,
-                dtype=computed[-1].dtype,
-            )
-            rounded = Compute(
-                reduction.name, "to_dtype", (Ref(total.name), reduction.dtype), (), reduction.dtype
-            )
-            totals[reduction] = [*computed, total, rounded]
+            computed = self.of_split(reduction, scale, moments[value])
+            totals[reduction] = added_up(reduction, computed, axes, rounded=True)
         return partials, totals
 
     def scaled(self, reduction: Reduce) -> tuple[str, float]:
@@ -224,10 +203,9 @@ class _TwoPassNests:
                 return value.name, factor.args[0]
         return stmt.name, 1.0
 
-    def of_split(
-        self, reduction: Reduce, scale: float, dtype: torch.dtype, count: Ref, mean: Ref, squares: Ref
-    ) -> list[Compute]:
+    def of_split(self, reduction: Reduce, scale: float, moments: Sequence[Load]) -> list[Compute]:
         """What a split adds to a sum, from its moments (Chan, Golub and LeVeque 1979)."""
+        dtype, (count, mean, squares) = moments[0].dtype, (Ref(stmt.name) for stmt in moments)
         step = Steps(reduction.name, dtype)
         if reduction not in self.centred:
             step("of_part", "mul", mean, step("weight", "mul", count, step.constant("scale", scale)))
@@ -243,9 +221,8 @@ class _TwoPassNests:
     def reread(self, early: Collection[Store], late: Collection[Store]) -> list[Load]:
         """Loads of the values that the first nest stores, where the third one has less to read then than it
         would to recompute them. They are rounded as the program states it."""
-        values = {s.name: s for s in self.nest.body if isinstance(s, Value)}
         loads = {s.value.name: s for s in early}
-        stored_loads = [Load(name, s.buffer, s.index, values[name].dtype) for name, s in loads.items()]
+        stored_loads = [Load(name, s.buffer, s.index, self.values[name].dtype) for name, s in loads.items()]
         rest = [s for s in self.nest.body if getattr(s, "name", None) not in loads]
         from_loads, computed = (closure(body, late) for body in ([*stored_loads, *rest], self.nest.body))
         used = [s for s in stored_loads if s in from_loads]
@@ -290,7 +267,7 @@ class _TwoPassNests:
         if num_results:  # inside of an axis of any size, as that is to be no axis' stride
             results = Axis(sympy.S.Zero, sympy.Integer(num_results), AxisClass.SPLIT)
             place = len(kept) - len(self.inner(kept))
-            axes[place:place] = [Axis(SPLIT_SYMBOL, NUM_SPLITS, AxisClass.SPLIT), results]
+            axes[place:place] = [SPLIT, results]
         index = flat(axes)
         name = f"ws{len(self.buffers)}"
         strides = (numel, sympy.S.One)[-len(shape) :]
@@ -300,7 +277,7 @@ class _TwoPassNests:
 
 def axis_groups(
     axes: Sequence[Axis], body: Sequence[Statement], reduced: Sequence[Collection[sympy.Symbol]]
-) -> list[list[Axis]]:
+) -> AxisGroups:
     """The axes, with neighbours in a group where all accesses that run over both do so without a gap, and all
     sums are over both or over neither. `reduced`: the axes of each kind of sums."""
     indices = [sympy.expand(s.index) for s in body if isinstance(s, Load | Store | PartialAccumulate)]
@@ -313,7 +290,7 @@ def axis_groups(
                 groups[-1].append(axis)
                 continue
         groups.append([axis])
-    return groups
+    return [(g, dataclasses.replace(g[-1], size=sympy.prod(axis.size for axis in g))) for g in groups]
 
 
 def in_memory_order(program: LoopProgram) -> tuple[Axis, ...]:

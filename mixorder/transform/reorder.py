@@ -65,10 +65,9 @@ def _hoisted(nest: Nest) -> Nest:
     hoisted: dict[str, Statement] = {}
     body: list[Statement] = []
     for stmt in nest.body:
-        if not isinstance(stmt, Load | Compute) or deps[stmt.name] & outer:
-            body.append(stmt)
-        elif all(n in hoisted for n in operands(stmt)):
-            hoisted[stmt.name] = stmt
+        varies = not isinstance(stmt, Load | Compute) or deps[stmt.name] & outer
+        if not varies and hoisted.keys() >= {*operands(stmt)}:
+            hoisted[stmt.name] = stmt  # type: ignore[union-attr]
         else:
             body.append(stmt)
     return dataclasses.replace(nest, preamble=tuple(hoisted.values()), body=tuple(body))

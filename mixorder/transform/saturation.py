@@ -36,10 +36,8 @@ def _clamped(stmt: Value, largest: float, scope: Scope) -> Ref | None:
     """What a value is before it is clamped to a range on one side; None where it is computed otherwise."""
     if not (isinstance(stmt, Compute) and stmt.op in _BOUNDS and stmt.dtype == torch.float32):
         return None
-    for value, bound in (stmt.args, stmt.args[::-1]):
-        if (limit := scope.constant(bound)) is not None:
-            return value if limit == _BOUNDS[stmt.op] * largest else None
-    return None
+    value, _, limit = scope.with_constant(stmt)
+    return value if limit == _BOUNDS[stmt.op] * largest else None
 
 
 def round_last(stmt: Statement, scope: Scope) -> list[Statement]:
@@ -48,8 +46,7 @@ def round_last(stmt: Statement, scope: Scope) -> list[Statement]:
         return []
     value, bounds = scope.values[stmt.args[0].name], list[tuple[str, Ref]]()
     while isinstance(value, Compute) and value.op in _BOUNDS:
-        operand, bound = value.args if scope.constant(value.args[1]) is not None else value.args[::-1]
-        number = scope.constant(bound)
+        operand, bound, number = scope.with_constant(value)
         if number is None or number % 1:
             return []
         bounds.append((value.op, bound))

@@ -15,11 +15,10 @@ from ..ir.program import LoopProgram, PartialAccumulate
 def without_compensation(program: LoopProgram) -> LoopProgram:
     """The program with plain sums. Raises `GainsNothing` where no sum is compensated."""
     main, *rest = program.nests
-    body = [s for s in main.body if isinstance(s, PartialAccumulate)]
-    if not any(s.compensated for s in body):
-        raise GainsNothing(DeclineReason.ROW_TOO_WIDE, "no sum over rows is compensated")
-    plain = (
+    body = tuple(
         dataclasses.replace(s, compensated=False) if isinstance(s, PartialAccumulate) else s
         for s in main.body
     )
-    return dataclasses.replace(program, nests=(dataclasses.replace(main, body=tuple(plain)), *rest))
+    if body == main.body:
+        raise GainsNothing(DeclineReason.ROW_TOO_WIDE, "no sum over rows is compensated")
+    return dataclasses.replace(program, nests=(dataclasses.replace(main, body=body), *rest))

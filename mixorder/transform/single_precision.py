@@ -8,7 +8,6 @@ of the block. The results are the same, bit by bit: see `_exact`.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import math
 import struct
 
@@ -18,56 +17,41 @@ from ..ir.program import Compute, Ref, Statement
 from ..ir.rewriting import Scope, Steps, is_op
 
 
-@dataclasses.dataclass(frozen=True)
-class _Quotient:
-    """`dividend / max(divisor, least)` in float64, of a float32 divisor. `at_least`: the quotient, rounded to
-    float32, where the divisor is less than `least`."""
-
-    dividend: float
-    divisor: Ref
-    least: float | None = None
-    at_least: float = 0.0
-
-
 def divide_in_float32(stmt: Statement, scope: Scope) -> list[Compute]:
     """A quotient of float32 in place of one of float64 that is rounded to float32."""
-    if not is_op(stmt, "to_dtype", torch.float32) or (quotient := _rounded_quotient(stmt, scope)) is None:
+    if not is_op(stmt, "to_dtype", torch.float32):
         return []
-    return _in_float32(stmt.name, quotient)
-
-
-def _rounded_quotient(stmt: Compute, scope: Scope) -> _Quotient | None:
-    """The quotient in float64 that a statement rounds to float32."""
     value = scope.values[stmt.args[0].name]
     if is_op(value, "truediv", torch.float64):
-        return _quotient(scope.constant(value.args[0]), value.args[1], scope, twice=False)
+        return _quotient(stmt.name, value.args[0], value.args[1], scope, twice=False)
     if is_op(value, "mul", torch.float64):
         for factor, dividend in (value.args, value.args[::-1]):
             inverse = scope.values[factor.name]
             if is_op(inverse, "reciprocal", torch.float64):
-                return _quotient(scope.constant(dividend), inverse.args[0], scope, twice=True)
-    return None
+                return _quotient(stmt.name, dividend, inverse.args[0], scope, twice=True)
+    return []
 
 
-def _quotient(dividend: float | None, divisor: Ref, scope: Scope, twice: bool) -> _Quotient | None:
-    """`twice`: the reciprocal is rounded, and then its product with the dividend."""
-    if dividend is None or not _exact(dividend):
-        return None
-    least, value = None, scope.values[divisor.name]
+def _quotient(name: str, dividend: Ref, divisor: Ref, scope: Scope, twice: bool) -> list[Compute]:
+    """`dividend / max(divisor, least)` of a float32 divisor, or of one without that bound. `twice`: the
+    reciprocal is rounded, and then its product with the dividend."""
+    number, value, least = scope.constant(dividend), scope.values[divisor.name], None
+    if number is None or not _exact(number):
+        return []
     if is_op(value, "maximum", torch.float64):
-        bound, operand = value.args
-        if (least := scope.constant(bound)) is None:
-            bound, operand = operand, bound
-            least = scope.constant(bound)
+        operand, _, least = scope.with_constant(value)
         if least is None or not 0 < least < math.inf:
-            return None
+            return []
         value = scope.values[operand.name]
     if not is_op(value, "to_dtype", torch.float64) or scope.values[value.args[0].name].dtype != torch.float32:
-        return None
-    if least is None:
-        return _Quotient(dividend, value.args[0])
-    at_least = 1.0 / least * dividend if twice else dividend / least
-    return _Quotient(dividend, value.args[0], least, _rounded(at_least))
+        return []
+    step, single = Steps(name, torch.float32), value.args[0]
+    ratio = step("" if least is None else "quotient", "div_rn", step.constant("dividend", number), single)
+    if least is not None:
+        below = step("below", "lt", single, step.constant("smallest", _from(least)), dtype=torch.bool)
+        at_least = 1.0 / least * number if twice else number / least  # where the divisor is less
+        step("", "where", below, step.constant("least", _rounded(at_least)), ratio)
+    return step.made
 
 
 def _exact(dividend: float) -> bool:
@@ -79,17 +63,6 @@ def _exact(dividend: float) -> bool:
     if the dividend is at least 4, as divisors are less than 2**128.
     """
     return 4 <= dividend < math.inf and _rounded(dividend) == dividend
-
-
-def _in_float32(name: str, quotient: _Quotient) -> list[Compute]:
-    step = Steps(name, torch.float32)
-    dividend = step.constant("dividend", quotient.dividend)
-    ratio = step("" if quotient.least is None else "quotient", "div_rn", dividend, quotient.divisor)
-    if quotient.least is not None:
-        smallest = step.constant("smallest", _from(quotient.least))
-        below = step("below", "lt", quotient.divisor, smallest, dtype=torch.bool)
-        step("", "where", below, step.constant("least", quotient.at_least), ratio)
-    return step.made
 
 
 def _rounded(value: float) -> float:

@@ -107,24 +107,29 @@ def _final_nest(
     `places`: by the name of each, its buffer and the index into it."""
     body: list[Statement] = []
     for r in sorted(outers, key=lambda r: r.peak is not None):  # behind the maxima
-        dtype = added_up_in(r.dtype) if r in compensated else r.dtype
-        partial = Load(f"{r.name}.partial", *places[r.name], dtype)
-        total = Reduce(r.name, r.kind, Ref(partial.name), (SPLIT_SYMBOL,), dtype, r.stored)
-        body.append(partial)
-        if r.peak is not None:
-            body += (scaled := _relative_to_all(partial, r.peak.name))
-            total = dataclasses.replace(total, value=Ref(scaled[-1].name))
-        if dtype == r.dtype:
-            body.append(total)
-        else:
-            total = dataclasses.replace(total, name=f"{r.name}.total")
-            rounded = Compute(r.name, "to_dtype", (Ref(total.name), r.dtype), (), r.dtype)
-            body.extend((total, rounded))
+        partial = Load(
+            f"{r.name}.partial", *places[r.name], added_up_in(r.dtype) if r in compensated else r.dtype
+        )
+        scaled = [] if r.peak is None else _relative_to_all(partial, r.peak.name)
+        body += added_up(r, [partial, *scaled], (SPLIT_SYMBOL,), r in compensated)
     replaced = {r.name for r in outers}
     body.extend(s for s in nest.body if not (isinstance(s, Reduce) and s.name in replaced))
     stores = [s for s in nest.body if isinstance(s, Store)]
     body = [s for s in body if not isinstance(s, Store)]
     return Nest((*kept, SPLIT), closure(body, stores))
+
+
+def added_up(
+    reduction: Reduce, parts: Sequence[Load | Compute], axes: tuple[sympy.Symbol, ...], rounded: bool = False
+) -> list[Statement]:
+    """The total of the parts of a reduction along some axes, with the statements that give a part: the last
+    one is it. `rounded`: the total may have a wider dtype, and is cast to the reduction's."""
+    name, part = reduction.name, parts[-1]
+    total = dataclasses.replace(reduction, value=Ref(part.name), axes=axes, dtype=part.dtype, peak=None)
+    if not rounded:
+        return [*parts, total]
+    total = dataclasses.replace(total, name=f"{name}.total")
+    return [*parts, total, Compute(name, "to_dtype", (Ref(total.name), reduction.dtype), (), reduction.dtype)]
 
 
 def _relative_to_all(partial: Load, peak: str) -> list[Compute]:

@@ -34,6 +34,7 @@ from ..ir.program import (
 )
 from ..ir.rewriting import along_one
 from .reduction_groups import axis_groups, in_memory_order
+from .split import added_up
 
 
 def within_a_tile(program: LoopProgram) -> LoopProgram:
@@ -73,7 +74,7 @@ def within_a_tile(program: LoopProgram) -> LoopProgram:
         buffers.append(buffer)
         main.append(Store(buffer.name, place, value))
         load = Load(f"{stmt.name}.partial", buffer.name, place, stmt.dtype)
-        second += [load, dataclasses.replace(stmt, value=Ref(load.name), axes=(over[-1].symbol,))]
+        second += added_up(stmt, [load], (over[-1].symbol,))
     nests = [_of_elements(axes, live(main))]
     if final:
         nests.append(_of_totals(axes, over, closure(second, final)))
@@ -105,17 +106,8 @@ def _outside(
 
 def _of_elements(axes: Sequence[Axis], body: Sequence[Statement]) -> Nest:
     """The first nest, in which neighbours that no access and no reduction tells apart are one axis."""
-    reduced = [s.axes for s in body if isinstance(s, Reduce)]
-    groups = axis_groups(axes, body, reduced)
-    merged = tuple(dataclasses.replace(g[-1], size=sympy.prod(a.size for a in g)) for g in groups)
-    left = {axis.symbol for axis in merged}
-    body = [
-        dataclasses.replace(s, axes=tuple(symbol for symbol in s.axes if symbol in left))
-        if isinstance(s, Reduce)
-        else s
-        for s in body
-    ]
-    return Nest(merged, along_one(body, list(zip(groups, merged, strict=True)), dividing=True))
+    groups = axis_groups(axes, body, [s.axes for s in body if isinstance(s, Reduce)])
+    return Nest(tuple(axis for _, axis in groups), along_one(body, groups, dividing=True))
 
 
 def _of_totals(axes: Sequence[Axis], over: Sequence[Axis], body: Sequence[Statement]) -> Nest:

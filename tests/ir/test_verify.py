@@ -247,7 +247,7 @@ def test_a_program_prints_its_nests_as_loops(programs: Programs) -> None:
     assert text.count("for x in row(512):") == 1
     assert "once: " in text and "partial_accumulate ws0[" in text
     assert "exchange %sum_1, %sum_2 through mailbox" in str(programs[Form.COOPERATIVE])
-    assert "after: %sum_3.partial: f32 = accumulated ws0[" in str(finished(programs[Form.MERGED]))
+    assert "after: %sum_3.partial: f32 = load ws0[" in str(finished(programs[Form.MERGED]))
 
 
 def test_values_know_what_they_depend_on() -> None:
