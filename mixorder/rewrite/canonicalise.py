@@ -313,7 +313,8 @@ class _Rewrite:
         of the graph."""
         before = self._restorable(alive)
         self.restore(before)
-        read = itertools.chain(*self.read.values(), *(_read_by(state[1:3]) for state in self.before.values()))
+        states = self.before.values() if len(self.nodes) == 1 else ()  # Inductor erases what several read
+        read = itertools.chain(*self.read.values(), *(_read_by(state[1:3]) for state in states))
         self.erase(alive, (*read, *self.replaced, *self.made))
 
     def restore(self, before: Mapping[Node, State]) -> None:
