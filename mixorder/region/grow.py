@@ -12,7 +12,7 @@ it. Raises `Decline` where the seed cannot be one kernel.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch.fx import Node
@@ -24,6 +24,7 @@ from .axes import fits, reduces
 from .cat_slices import cat_slices_of
 from .factors import Run
 from .gathers import is_gather, is_made_of_pieces, is_readable
+from .growth import Growth
 from .members import Members, used_outside
 from .nodes import (
     fake,
@@ -128,18 +129,16 @@ def _of_other_axes(seed: Seed) -> frozenset[Node]:
     return frozenset(n for n, what in inner if what is None or not reduces(seed.space, what, columns))
 
 
-class _PairGrowth:
+class _PairGrowth(Growth):
     """Grows one region: a sweep over the users of its core, then what these need.
 
-    `core`: the seed's reductions and all that can be computed above them. `column`: outer reductions, and
-    what follows from them. `pending`: nodes outside that depend on the region, and that the region takes
-    once a node that joins needs them. `permuted`: the place of each member behind a row
-    permutation. See `Members` for `writes`.
+    `core`: the seed's reductions and all that can be computed above them. `permuted`: the place of each
+    member behind a row permutation. See `Members` for `writes`.
     """
 
     def __init__(self, seed: Seed, writes: bool) -> None:
+        super().__init__(seed.analysis)
         self.seed = seed
-        self.analysis = analysis = seed.analysis
         self.space = seed.space
         self.without = seed.without | _of_other_axes(seed)
         self.outer = frozenset(seed.outer)
@@ -149,21 +148,17 @@ class _PairGrowth:
             # An outer reduction alone is computed in the loop that computes its source, such as a `cat`.
             core |= {a for n in core for a in operands(n) if is_made_of_pieces(a)} - self.without
         self.core = frozenset(core)
-        self.inner = frozenset(self.core & analysis.inner)
-        self.members = Members(seed, writes)
-        self.column: set[Node] = set()
-        self.pending: set[Node] = set()
+        self.inner = frozenset(self.core & self.analysis.inner)
+        self.members: Members = Members(seed, writes)
         self.permuted: dict[Node, Run] = {}
-        self._tainted: dict[Node, bool] = {}
         self._feeds_another: dict[Node, bool] = {}
-        # The position of the first node that users outside do not recompute: none before depends on the
-        # region.
+        # Users outside recompute what is before.
         self.start = min(position(n) for n in self.core if n in reductions or not self.members.recomputed(n))
 
     def grow(self, name: str) -> Region:
         for node in by_position(self.core):
             self.analysis.check(node)
-        sweep(self.core, lambda node: self.joins(node) or self.waits(node))
+        sweep(self.core, self.visit)
         self.pull_operands()
         if self.members.writes and not self.seed.must_recompute:
             self.adopt()
@@ -192,40 +187,34 @@ class _PairGrowth:
             self.analysis.check(node, is_read=True)
         return region
 
-    def joins(self, node: Node) -> bool:
-        """Take the node if it may be taken. Returns whether it was."""
+    def joins(self, node: Node, args: list[Node]) -> bool:
         if node in self.without:
             return False
-        args = operands(node)
-        if any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending):
-            return False
-        if node in self.core:
-            # A result of the outer reduction exists only after the loop over rows. What is behind a row
-            # permutation is of another row.
-            if node not in self.outer and any(a in self.column for a in args):
-                return False
-            if any(a in self.permuted for a in args):
-                return False
-        elif not self.follows(node, args):
-            return False
-        self.take(node)
-        return True
+        if node not in self.core:
+            return self.follows(node, args)
+        # A result of the outer reduction exists only after the loop over rows. What is behind a row
+        # permutation is of another row.
+        waits_for_rows = node not in self.outer and not self.column.isdisjoint(args)
+        return not waits_for_rows and self.permuted.keys().isdisjoint(args)
 
-    def take(self, node: Node) -> None:
-        args = operands(node)
-        for arg in args:
-            if arg in self.pending:
-                self.pending.remove(arg)
-                self.take(arg)
-        self.members[node] = reduction_kind(node) is not None or any(self.members.get(a, False) for a in args)
+    def take(self, node: Node, args: Sequence[Node]) -> None:
+        super().take(node, args)
         self.members.note_copy(node)
-        is_outer = node in self.analysis.outer and node not in self.inner
-        if is_outer or any(a in self.column for a in args):
-            self.column.add(node)
+
+    def pull(self, arg: Node) -> None:
+        if arg in self.pending:
+            self.pending.remove(arg)
+            self.take(arg, operands(arg))
+
+    def spans_rows(self, node: Node) -> bool:
+        return node in self.analysis.outer and node not in self.inner
+
+    def is_given(self, member: Node) -> bool:
+        return member not in self.members.copied
 
     def follows(self, node: Node, args: list[Node]) -> bool:
         """Whether a node outside the core uses what depends on a reduction, in a way that can be fused."""
-        live = [a for a in args if self.members.get(a, False)]
+        live = self.live(args)
         if not live or any(a not in self.members and self.analysis.refusal(a) for a in args):
             return False
         theirs = (a for a in live if self.analysis.is_full(a) or self.feeds_another(node))
@@ -259,37 +248,13 @@ class _PairGrowth:
             self._feeds_another[node] = self.analysis.feeds_inner(node, {*self.inner, *self.members})
         return self._feeds_another[node]
 
-    def waits(self, node: Node) -> bool:
-        """Add a node to `pending`, if it can be fused and uses a member that nodes outside cannot compute
-        again. Returns whether it was added."""
-        args = operands(node)
-        uses = any(a in self.pending or (a in self.members and a not in self.members.copied) for a in args)
+    def waits(self, node: Node, args: list[Node]) -> bool:
+        uses = any(a in self.pending or (a in self.members and self.is_given(a)) for a in args)
         if not uses or node in self.core or node in self.without or not self.analysis.computable(node):
             return False
         if (is_gather(node) and not is_readable(node)) or not self.analysis.takes(node):
             return False
-        if any(self.members.get(a, False) for a in args):
-            return False
-        if any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending):
-            return False
-        self.pending.add(node)
-        return True
-
-    def is_tainted(self, node: Node) -> bool:
-        """Whether a node outside depends on a member that does not stay in the graph as a copy."""
-
-        def is_new(node: Node) -> bool:
-            return not (node in self._tainted or node in self.members) and position(node) >= self.start
-
-        if not is_new(node):
-            return self._tainted.get(node, False)
-        for ancestor in by_position(ancestors([node], is_new)):
-            args = [a for a in operands(ancestor) if position(a) >= self.start]
-            uses_member = any(a in self.members and a not in self.members.copied for a in args)
-            outside = (a for a in args if a not in self.members)
-            uses_tainted = any(self._tainted.get(a, False) for a in outside)
-            self._tainted[ancestor] = ancestor in self.pending or uses_member or uses_tainted
-        return self._tainted[node]
+        return not self.live(args)
 
     def pull_operands(self) -> None:
         """Add producers that only members use, or that users outside can recompute.

@@ -203,11 +203,11 @@ class ReductionGroupGrowth(TileGrowth):
     def joins(self, node: Node, args: list[Node]) -> bool:
         if node in self.above or node in self.wanted:
             return self.fits(node, args)
-        live = [a for a in args if self.members.get(a, False)]
+        live = self.live(args)
         if not live:
             is_sibling = self.is_sibling_sum(node) or self.is_sibling_result(node)
             return node not in self.early and is_sibling and self.fits(node, args)
-        if columns := [a for a in args if a in self.columns]:
+        if columns := [a for a in args if a in self.column]:
             fitting = is_loop(node) and len(columns) == len(live) and not self.analysis.is_full(node)
         else:
             small = reduced(node) is not None and not self.analysis.is_full(args[0])
@@ -256,7 +256,7 @@ class ReductionGroupGrowth(TileGrowth):
         ):
             return False
         node_run = self.orders.reduced(node)
-        column_runs = {self.orders.reduced(n) for n in self.columns if reduced(n) is not None}
+        column_runs = {self.orders.reduced(n) for n in self.column if reduced(n) is not None}
         if not isinstance(product(f.size for f in node_run), int):
             return False
         return column_runs <= {node_run} and all(any(o.covers(f) for o in node_run) for f in self.run)

@@ -10,8 +10,6 @@ Takes the FX graph; finds seeds, and grows a `Region` around each. Reads the gra
 from __future__ import annotations
 
 import dataclasses
-import heapq
-import itertools
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
@@ -21,6 +19,7 @@ from ..errors import Decline, DeclineReason
 from ..ir.program import AxisClass
 from .axes import Reduced, Space, space_of
 from .factors import Run, boundaries, flat, spanned
+from .growth import Growth
 from .members import used_outside
 from .nodes import (
     fake,
@@ -181,18 +180,13 @@ def above(nodes: Iterable[Node], without: frozenset[Node] = frozenset()) -> set[
     return set(closure(starts, lambda n: read(n) if n not in without and is_loop(n) else ()))
 
 
-class TileGrowth:
-    """Grows one region, in one sweep in graph order over what the reductions are computed from and what is
-    computed from them. A node joins if nothing outside that it uses depends on the region.
-
-    `early`: what is read, and what that is computed from. `members`: maps each to whether it depends on a
-    reduction of the region. `tainted`: nodes outside that depend on a result of the region; `pending`: those
-    of them that join if a member needs them.
-    """
+class TileGrowth(Growth):
+    """Grows one region around what its reductions are computed from. `early`: what is read, and what that is
+    computed from."""
 
     def __init__(self, seed: TileSeed) -> None:
+        super().__init__(seed.analysis)
         self.seed = seed
-        self.analysis = seed.analysis
         self.orders = Orders(seed.root)
         self.wanted = {*seed.inner, *seed.outer, *seed.results}
         self.must_recompute = seed.must_recompute | above(seed.must_recompute)
@@ -203,14 +197,14 @@ class TileGrowth:
         self.early = self.reads | needed_for(self.reads, since=min(map(position, first)))
         self.above -= {n for n in self.early if not self.analysis.recomputed(n) or self.is_stored(n)}
         self.orders.spread(by_position(self.above | self.wanted))
-        self.members: dict[Node, bool] = {}
-        self.tainted: set[Node] = set()
-        self.pending: set[Node] = set()
-        self.columns: set[Node] = set()  # reductions over all rows, and what is computed from them
+        self.members = {}
+        self.start = min(map(position, self.reads))
 
     def grow(self, name: str) -> Region:
         """The region. Raises `Decline` where it cannot be one kernel."""
-        self.visit_all()
+        below = closure(self.reads, lambda n: n.users if n in self.reads or is_loop(n) else ())
+        begins = {*self.above, *self.wanted, *filter(self.is_standalone, below)}
+        sweep((n for n in begins if position(n) >= self.start and n.op == "call_function"), self.visit)
         _, outputs = used_outside(self.members, lambda n: shows(n) or is_constant(n) or self.stays(n))
         nodes = inside(outputs, self.members)
         reductions = [n for n in nodes if reduction_kind(n) is not None]
@@ -237,7 +231,7 @@ class TileGrowth:
         if self.seed.results:
             if (transposed := self.seed.results[0]) not in nodes:
                 raise Decline(DeclineReason.AXIS_CLASS, "a tensor is needed in two orders", transposed.name)
-        elif self.columns.issuperset(reductions):
+        elif self.column.issuperset(reductions):
             known = (n for n in (*self.above, *self.wanted, *self.reads) if fake(n) is not None)
             for read in by_position(known):
                 self.analysis.check(read)
@@ -246,63 +240,22 @@ class TileGrowth:
     def is_read(self, node: Node) -> bool:
         return any(user in self.members for user in node.users)
 
-    def visit_all(self) -> None:
-        """Visit what may join and what depends on the region, in graph order, until all that is left depends
-        on it through what cannot join, as the layers behind do."""
-        start = min(map(position, self.reads))
-        below = closure(self.reads, lambda n: n.users if n in self.reads or is_loop(n) else ())
-        begins = {*self.above, *self.wanted, *filter(self.is_standalone, below)}
-        may_join = {n for n in begins if position(n) >= start and n.op == "call_function"}
-        heap = [(position(node), node) for node in may_join]
-        heapq.heapify(heap)
-        queued, known = set(may_join), 0
-        while may_join:
-            at, node = heapq.heappop(heap)
-            may_join.discard(node)
-            self.visit(node)
-            taken = [node, *itertools.islice(self.members, known, None)]  # with what it has pulled
-            known = len(self.members)
-            for visited in taken:
-                inside = visited in self.members or visited in self.pending
-                if inside or visited in self.tainted:
-                    new = {u for u in visited.users if u.op == "call_function" and position(u) > at}
-                    may_join |= new if inside else set()
-                    for user in new - queued:
-                        queued.add(user)
-                        heapq.heappush(heap, (position(user), user))
+    def is_given(self, member: Node) -> bool:
+        return self.members[member] or not self.stays(member)
 
-    def visit(self, node: Node) -> None:
-        """Take a node that may be taken, or note that it depends on the region."""
-        args = operands(node)
-        if not self.tainted.isdisjoint(args):  # such as all layers behind, of a deep network
-            self.tainted.add(node)
-        elif self.is_unrelated(node, args):
-            return
-        elif self.joins(node, args):
-            if self.spans_rows(node) or any(a in self.columns for a in args):
-                self.columns.add(node)
-            self.members[node] = reduction_kind(node) is not None or any(
-                self.members.get(a, False) for a in args
-            )
-            for arg in args:
-                self.pull(arg)
-        elif any(a in self.pending or self.members.get(a, False) or self.is_result(a) for a in args):
-            # Values of `columns` exist only when all programs have ended: no member can need them.
-            may = is_loop(node) and self.columns.isdisjoint(args) and self.fits(node, args)
-            (self.pending if may else self.tainted).add(node)
-
-    def is_unrelated(self, node: Node, args: list[Node]) -> bool:
-        """Whether a node uses nothing of the region, and is neither a begin of it nor standalone."""
-        begins = node in self.above or node in self.wanted or self.is_standalone(node)
-        return not begins and self.members.keys().isdisjoint(args) and self.pending.isdisjoint(args)
+    def waits(self, node: Node, args: list[Node]) -> bool:
+        if not any(a in self.pending or (a in self.members and self.is_given(a)) for a in args):
+            return False
+        # Values of `column` exist only when all programs have ended: no member can need them.
+        return is_loop(node) and self.column.isdisjoint(args) and self.fits(node, args)
 
     def is_standalone(self, node: Node) -> bool:
         """Whether a node may join that uses none of the region's."""
         return reduction_kind(node) is not None
 
     def joins(self, node: Node, args: list[Node]) -> bool:
-        live = [a for a in args if self.members.get(a, False)]
-        if columns := [a for a in args if a in self.columns]:
+        live = self.live(args)
+        if columns := [a for a in args if a in self.column]:
             # Their values exist only when all programs have ended: what follows has no more elements.
             if not is_loop(node) or len(columns) < len(live) or not self.fits(node, args):
                 return False
@@ -319,7 +272,6 @@ class TileGrowth:
         return self.reads.issuperset(self.sources(node)) and self.fits(node, args)
 
     def spans_rows(self, node: Node) -> bool:
-        """Whether a node is a reduction over all rows, which leaves an element for each column."""
         if reduction_kind(node) is None or is_relative(node) or not self.orders.search(node):
             return False
         return not ends_in_tile(node, self.orders) and self.orders.over(node) is AxisClass.ROW
@@ -331,26 +283,22 @@ class TileGrowth:
     def fits(self, node: Node, args: list[Node]) -> bool:
         """Whether the region may compute a node: it stands at one place in the space, and what it uses of
         nodes outside does not depend on the region."""
-        if node in self.seed.without or any(a in self.tainted for a in args):
+        if node in self.seed.without or self.uses_tainted(args):
             return False
         taken = is_permutation(node) or self.analysis.takes(node, (unviewed(a, is_permutation) for a in args))
         return taken and self.orders.search(node) and self.orders.agrees(node)
 
-    def is_result(self, node: Node) -> bool:
-        """Whether a node is a member that nodes outside read from the region."""
-        return node in self.members and not self.stays(node)
-
-    def pull(self, node: Node) -> None:
-        """Take an operand of a member that depends on the region, or is as cheap to compute as to read."""
-        if node in self.members or node in self.tainted or not is_loop(node):
+    def pull(self, arg: Node) -> None:
+        """Take an operand that waits for that, or is as cheap to compute as to read."""
+        if arg in self.members or not is_loop(arg) or self.uses_tainted([arg]):
             return
-        args = operands(node)
-        cheap = self.is_cheap(node)
-        if node in self.pending or ((cheap or self.is_read_anyway(node)) and self.fits(node, args)):
-            self.members[node] = False
-            self.pending.discard(node)
-            for arg in args:
-                self.pull(arg)
+        args = operands(arg)
+        cheap = self.is_cheap(arg) or self.is_read_anyway(arg)
+        if arg in self.pending or (cheap and self.fits(arg, args)):
+            self.members[arg] = False
+            self.pending.discard(arg)
+            for further in args:
+                self.pull(further)
 
     def is_read_anyway(self, node: Node) -> bool:
         """Whether the region reads anyway what a node is made of, and only members need the node."""
@@ -377,11 +325,11 @@ class TileGrowth:
         by: dict[bool, list[Run]] = {False: [], True: []}
         for node in {*nodes, *(a for n in nodes for a in operands(n))}:
             cuts |= boundaries(flat(self.orders[node])) | self.gaps(node)
-            if reduction_kind(node) is not None and node in self.members and node not in self.columns:
+            if reduction_kind(node) is not None and node in self.members and node not in self.column:
                 run = self.orders.reduced(node)
                 by[run[0].stride > 1].append(run)
         space = space_of(self.analysis.numel, by[False], by[True], cuts)
-        if any(by.values()) or self.columns:
+        if any(by.values()) or self.column:
             return space
         *rows, (last, _) = space.axes
         return Space((*((n, AxisClass.ROW) for n, _ in rows), (last, AxisClass.COLUMN)))

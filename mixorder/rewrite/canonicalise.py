@@ -23,8 +23,8 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -108,7 +108,7 @@ class Canonicaliser:
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.sizes = graph, Sizes(graph)
-        self.rewrites: list[_Canonicalised | _Together] = []
+        self.rewrites: list[_Rewrite] = []
 
     @property
     def joining(self) -> dict[Node, frozenset[Node]]:
@@ -116,23 +116,22 @@ class Canonicaliser:
 
     def begin(self) -> None:
         """Canonicalise nodes to reductions, then others to a `cat`."""
-        nodes = [n for n in self.graph.nodes if n.op == "call_function"]
+        nodes = self.operators()
         for node in filter(_is_of_one_element, nodes):
             self.canonicalise(_as_operand, [node])
         for node in filter(_is_of_one_each, nodes):
             self.canonicalise(_by_place, [node])
-        groups = itertools.chain(
-            (_InOrder(self.sizes, members, order) for order, members in _across(nodes)),
-            (_Piecewise(self.sizes, piecewise) for piecewise in find_piecewise(nodes)),
-        )
-        self.rewrites += [group for group in groups if group.before]
+        for order, members in _across(nodes):
+            self.canonicalise(_in_order, members, order)
+        for piecewise in find_piecewise(nodes):
+            self.canonicalise(_by_piece, piecewise.nodes, piecewise)
         for node, whole in list(_of_row_values(self.graph)):
             self.canonicalise(_by_columns_of_rows, [node], whole)
         above = functools.cache(_above)  # of a deep network's residual stream, all layers
         begun = added_first(nodes, above)
         for node, needing in chained(nodes, begun).items():
             self.canonicalise(_by_terms, [node], needing)
-        if len(nodes) != len(now := [n for n in self.graph.nodes if n.op == "call_function"]):
+        if len(nodes) != len(now := self.operators()):
             nodes, above = now, functools.cache(_above)
             begun = added_first(nodes, above)
         reduced_roots = {n: root for n in nodes if (root := _reduced_root(n))}
@@ -157,21 +156,26 @@ class Canonicaliser:
                 self.canonicalise(_from_pieces, [node], read)
         for node in reversed(nodes):
             if (pieces := pieces_of(node)) is not None:
-                self.canonicalise(_of_pieces, by_position({*pieces.inside, node}), pieces)
+                self.canonicalise(_of_pieces, [node], pieces)
             elif shared := shared_pieces(node):
                 self.canonicalise(_of_copies, [node], shared)
         self.sizes.erase_unused()
 
-    def canonicalise(self, how: Callable[..., None], nodes: Sequence[Node], *args: Any) -> None:
-        """Canonicalise nodes in a way. They stay as they are if the last one would be another tensor, or the
-        way needs a guard."""
-        self.rewrites.append(rewrite := _Canonicalised(self.sizes, nodes))
+    def operators(self) -> list[Node]:
+        return [n for n in self.graph.nodes if n.op == "call_function"]
+
+    def canonicalise(self, how: Callable[..., None], nodes: Collection[Node], *args: Any) -> None:
+        """Canonicalise nodes in a way. They stay as they are if one would be another tensor, or the way needs
+        a guard."""
+        rewrite = _Rewrite(self.sizes, nodes)
         try:
             how(rewrite, *args)
         except (_Differs, Decline):
-            self.rewrites.remove(rewrite)
-            for made in reversed(rewrite.made):
-                self.graph.erase_node(made)
+            rewrite.restore(rewrite.before)
+            rewrite.erase({*rewrite.made}, rewrite.made)
+        else:
+            rewrite.finish()
+            self.rewrites.append(rewrite)
 
     def end(self) -> None:
         """Restore those that no region has taken."""
@@ -186,23 +190,38 @@ class _Differs(Exception):
     as the graph states them."""
 
 
-class _Canonicalised:
-    """Nodes of which the last one, `node`, comes to read what was `made`; the others stand idle, so that they
-    can be put back. `before`: what they were. `read`: the operands of what reads the same now.
-    `joins`: no region is looked for `made[-1]`, a reduction."""
+State: TypeAlias = tuple[Any, Any, Any, Any]
+"""A node's target, arguments, keyword arguments and value."""
 
-    joins = True
 
-    def __init__(self, sizes: Sizes, nodes: Sequence[Node]) -> None:
-        self.sizes, self.graph, self.nodes, self.node = sizes, sizes.graph, nodes, nodes[-1]
-        self.before = [(n.target, n.args, n.kwargs, n.meta["val"]) for n in nodes]
+def _state(node: Node) -> State:
+    return node.target, node.args, node.kwargs, node.meta["val"]
+
+
+class _Rewrite:
+    """Nodes that come to read what was `made`, one after the other: now `node`. What they are computed of
+    without is `replaced`: it stands idle where nothing reads it, so that all can be put back. `before`: what
+    each was. `read`: the operands of what reads the same now. `joins`: `made[-1]` is a reduction that may
+    join a region, and no region is looked for it."""
+
+    joins = False
+
+    def __init__(self, sizes: Sizes, nodes: Collection[Node]) -> None:
+        self.sizes, self.graph, self.nodes = sizes, sizes.graph, by_position(nodes)
+        self.node = self.nodes[-1]
+        self.before: dict[Node, State] = {}
         self.made: list[Node] = []
+        self.replaced: set[Node] = set()
         self.read: dict[Node, list[Node]] = {}
-        read = (arg for n in nodes for arg in n.all_input_nodes)
-        self.sources = [arg for arg in dict.fromkeys(read) if arg not in nodes]
+
+    def each(self) -> Iterator[Node]:
+        """The nodes in graph order, each in its turn."""
+        for node in self.nodes:
+            self.node = node
+            yield node
 
     def add(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """Add a node before the last one. Raises `Decline` if that needs a guard on a symbolic size."""
+        """Add a node before the present one. Raises `Decline` if that needs a guard on a symbolic size."""
         args = map_aggregate(args, self._size)
         val = self.value(target, args, kwargs)
         with self.graph.inserting_before(self.node):
@@ -211,6 +230,31 @@ class _Canonicalised:
         made.meta["val"] = val
         self.made.append(made)
         return made
+
+    def add_again(self, nodes: Sequence[Node], source: Node, value: Node) -> Node:
+        """Add what operators on one tensor each, the last one first, compute of another value than of
+        `source`."""
+        for node in reversed(nodes):
+            args = (value if a in (source, *nodes) else a for a in node.args)
+            value = self.add(node.target, *args, **node.kwargs)
+        return value
+
+    def cast(self, value: Node, dtype: torch.dtype) -> Node:
+        same = fake(value).dtype == dtype  # type: ignore[union-attr]
+        return value if same else self.add(prims.convert_element_type.default, value, dtype)
+
+    def places(self, size: Any, dim: int = 0, ndim: int = 1) -> Node:
+        """The places along one dim of a tensor of so many dims."""
+        device = self.node.meta["val"].device
+        kwargs = {"start": 0, "step": 1, "dtype": torch.int64, "device": device, "requires_grad": False}
+        places = self.add(prims.iota.default, size, **kwargs)
+        shape = [size if d == dim else 1 for d in range(ndim)]
+        return places if ndim == 1 else self.add(aten.reshape.default, places, shape)
+
+    def zero(self, value: Node) -> Node:
+        """The number 0 in the dtype of a value."""
+        val: Any = fake(value)
+        return self.add(aten.full.default, [], 0, dtype=val.dtype, device=val.device, pin_memory=False)
 
     def _size(self, argument: Any) -> Any:
         """An argument of an operator, with a node for a symbolic size."""
@@ -228,51 +272,60 @@ class _Canonicalised:
             return target(*torch.fx.map_arg(args, lambda n: n.meta["val"]), **kwargs)
 
     def canonicalise_as(self, target: Any, *args: Any, **kwargs: Any) -> None:
-        """Make the last node a function of what was added, and the others nothing. Raises `_Differs`
-        or `Decline` with the nodes unchanged."""
+        """Make the present node a function of what was added. Raises `_Differs` or `Decline` with the node
+        unchanged."""
         args = map_aggregate(args, self._size)
-        node, val = self.node, self.value(target, args, kwargs)
-        before, old = (node.target, node.args, node.kwargs), node.meta["val"]
+        node, val, before = self.node, self.value(target, args, kwargs), _state(self.node)
+        old = before[-1]
         alike = (val.dtype, val.device) == (old.dtype, old.device) and _are_equal(val.shape, old.shape)
         node.target, node.args, node.kwargs = target, args, kwargs
         stated = not takes_operands(node)  # what reads a loop's result says how it is stored
         if not alike or (stated and not lie_alike(val, old) and has_stated_order(node)):
-            node.target, node.args, node.kwargs = before
+            node.target, node.args, node.kwargs, _ = before
             raise _Differs
         if stated:
             node.meta["val"] = val
             follow(node)
-        for idle in self.nodes[:-1]:
-            idle.target, idle.args, idle.kwargs = int, (0,), {}
-            del idle.meta["val"]
-        self.read = {reader: _read_by(reader.args) for reader in (*self.made, node)}
+        self.before[node] = before
+
+    def finish(self) -> None:
+        """Let what is replaced stand idle."""
+        for node in reversed(by_position(self.replaced)):
+            if not node.users:
+                self.before.setdefault(node, _state(node))
+                node.target, node.args, node.kwargs = int, (0,), {}
+                del node.meta["val"]
+        self.read = {n: _read_by((n.args, n.kwargs)) for n in (*self.made, *self.before)}
 
     def lay(self, made: Node, order: Sequence[int]) -> None:
-        """State for what a loop computes those strides by which its dims in some order lie as the last
+        """State for what a loop computes those strides by which its dims in some order lie as the present
         node's."""
         val, strides = made.meta["val"], self.node.meta["val"].stride()
         laid = [strides[order.index(d)] for d in range(len(order))]
         made.meta["val"] = empty(val.fake_mode, val.shape, laid, val.dtype, val.device)
 
     def stand_for(self, value: Node) -> None:
-        """Make the last node a view of what was added, and the others nothing."""
+        """Make the present node a view of what was added."""
         self.canonicalise_as(aten.expand.default, value, [*value.meta["val"].shape])
 
     def end(self, alive: set[Node]) -> None:
         """Restore the nodes, if nothing was taken of them; erase what nothing reads then. `alive`: the nodes
         of the graph."""
-        if (arguments := self._arguments(alive)) is not None:
-            for restored, (target, _, _, val), (args, kwargs) in zip(
-                self.nodes, self.before, arguments, strict=True
-            ):
-                restored.target, restored.args, restored.kwargs, restored.meta["val"] = (
-                    target,
-                    args,
-                    kwargs,
-                    val,
-                )
-            follow(self.node)
-        todo = [*self.sources, *self.nodes[:-1], *self.made]
+        before = self._restorable(alive)
+        self.restore(before)
+        states = self.before.values() if len(self.nodes) == 1 else ()  # Inductor erases what several read
+        read = itertools.chain(*self.read.values(), *(_read_by(state[1:3]) for state in states))
+        self.erase(alive, (*read, *self.replaced, *self.made))
+
+    def restore(self, before: Mapping[Node, State]) -> None:
+        for node, (target, args, kwargs, val) in before.items():
+            node.target, node.args, node.kwargs, node.meta["val"] = target, args, kwargs, val
+        for node in by_position(before):
+            follow(node)
+
+    def erase(self, alive: set[Node], nodes: Iterable[Node]) -> None:
+        """Erase some nodes, and what these read, where nothing reads them."""
+        todo = [*nodes]
         while todo:
             node = todo.pop()
             if node in alive and not node.users and node.op == "call_function" and not node.is_impure():
@@ -280,26 +333,24 @@ class _Canonicalised:
                 self.graph.erase_node(node)
                 alive.discard(node)
 
-    def _arguments(self, alive: set[Node]) -> list[tuple[Any, Any]] | None:
-        """The arguments of the nodes if they are restored, of what a region may have computed. None if some
-        node was taken, a kernel writes an operand to its place or reads the node as it lies now, or an
-        operand now comes too late."""
-        if not alive.issuperset(self.read) or any(map(is_launched, map(unviewed, self.node.all_input_nodes))):
-            return None
-        if _lies_otherwise(self.node, self.before[-1][-1]):
-            return None
-        now = {
-            a: b
-            for reader, before in self.read.items()
-            for a, b in zip(before, _read_by(reader.args), strict=True)
+    def _restorable(self, alive: set[Node]) -> dict[Node, State]:
+        """The nodes as they were before, of what a region may have computed. None of them if some node was
+        taken, a kernel writes an operand to its place or reads a node as it lies now, or an operand now comes
+        too late."""
+        read = {n for node in self.before if node in alive for n in node.all_input_nodes}
+        if not alive.issuperset(self.read) or any(map(is_launched, map(unviewed, read))):
+            return {}
+        if any(_lies_otherwise(n, val) for n, (*_, val) in self.before.items()):
+            return {}
+        pairs = ((before, _read_by((n.args, n.kwargs))) for n, before in self.read.items())
+        now = {a: b for before, after in pairs for a, b in zip(before, after, strict=True)}
+        before = {
+            node: torch.fx.map_arg(state[:3], lambda n: now.get(n, n)) + state[3:]
+            for node, state in self.before.items()
         }
-        arguments = []
-        for node, (_, args, kwargs, _) in zip(self.nodes, self.before, strict=True):
-            given = torch.fx.map_arg((args, kwargs), lambda n: now.get(n, n))
-            if not all(n in alive and position(n) < position(node) for n in _read_by(given)):
-                return None
-            arguments.append(given)
-        return arguments
+        given = ((node, arg) for node, state in before.items() for arg in _read_by(state[1:3]))
+        in_order = all(arg in alive and position(arg) < position(node) for node, arg in given)
+        return before if in_order else {}
 
 
 def _lies_otherwise(node: Node, before: Any) -> bool:
@@ -323,29 +374,28 @@ def _read_by(args: Any) -> list[Node]:
     return nodes
 
 
-def _of_pieces(rewrite: _Canonicalised, pieces: Pieces) -> None:
+def _of_pieces(rewrite: _Rewrite, pieces: Pieces) -> None:
     """Canonicalise a node to a `cat` of pieces."""
-    rewrite.joins = False
+    rewrite.replaced.update(pieces.inside)
+    rewrite.replaced.discard(rewrite.node)
     operands = [_operand(rewrite, rewrite.node, piece, pieces.dim) for piece in pieces.all]
     rewrite.canonicalise_as(aten.cat.default, operands, pieces.dim)
 
 
-def _of_copies(rewrite: _Canonicalised, shared: Sequence[Node]) -> None:
+def _of_copies(rewrite: _Rewrite, shared: Sequence[Node]) -> None:
     """Copy pieces of a `cat` that others read as well before it takes them."""
-    ((target, (pieces, *args), kwargs, _),) = rewrite.before
-    rewrite.joins = False
+    target, (pieces, *args), kwargs, _ = _state(rewrite.node)
     copies = {piece: rewrite.add(aten.clone.default, piece) for piece in shared}
-    rewrite.canonicalise_as(target, [copies.get(n, n) for n in pieces], *args, **kwargs)  # type: ignore[union-attr]
+    rewrite.canonicalise_as(target, [copies.get(n, n) for n in pieces], *args, **kwargs)
 
 
-def _from_pieces(rewrite: _Canonicalised, source: Pieces) -> None:
+def _from_pieces(rewrite: _Rewrite, source: Pieces) -> None:
     """Read pieces where they were before they were written to a larger tensor."""
-    rewrite.joins = False
     pieces = [_operand(rewrite, rewrite.node, piece, source.dim) for piece in source.all]
     rewrite.stand_for(pieces[0] if len(pieces) == 1 else rewrite.add(aten.cat.default, pieces, source.dim))
 
 
-def _operand(rewrite: _Canonicalised, joined: Node, piece: Piece, dim: int) -> Node:
+def _operand(rewrite: _Rewrite, joined: Node, piece: Piece, dim: int) -> Node:
     """A piece of a tensor that is put together along a dim, in the tensor's dtype."""
     whole, value = fake(joined), piece.source
     assert whole is not None
@@ -354,8 +404,7 @@ def _operand(rewrite: _Canonicalised, joined: Node, piece: Piece, dim: int) -> N
         return rewrite.add(
             aten.full.default, shape, value, dtype=whole.dtype, device=whole.device, pin_memory=False
         )
-    if fake(value).dtype != whole.dtype:  # type: ignore[union-attr]
-        value = rewrite.add(prims.convert_element_type.default, value, whole.dtype)
+    value = rewrite.cast(value, whole.dtype)
     if piece.added and whole.dtype.is_floating_point:
         value = rewrite.add(aten.add.Tensor, value, 0)
     if piece.lifted:
@@ -365,16 +414,13 @@ def _operand(rewrite: _Canonicalised, joined: Node, piece: Piece, dim: int) -> N
     return value
 
 
-def _by_value(rewrite: _Canonicalised) -> None:
+def _by_value(rewrite: _Rewrite) -> None:
     """Make a node that is computed from two masks the second one, and later the first one."""
-    ((_, (stored, computed), _, val),) = rewrite.before
-    rewrite.before = [(stored.target, stored.args, stored.kwargs, val)]
-    rewrite.sources += [*stored.all_input_nodes, *computed.all_input_nodes]
+    node, (stored, computed), val = rewrite.node, operands(rewrite.node), rewrite.node.meta["val"]
     rewrite.canonicalise_as(computed.target, *computed.args)
-    rewrite.joins = False
+    rewrite.before[node] = stored.target, stored.args, stored.kwargs, val
     for mask in (stored, computed):
         if not mask.users:
-            rewrite.sources.remove(mask)
             rewrite.graph.erase_node(mask)
 
 
@@ -387,13 +433,9 @@ def _is_of_one_element(node: Node) -> bool:
     return len(long) > 1 and not set(long).intersection(what.dims)
 
 
-def _as_operand(rewrite: _Canonicalised) -> None:
+def _as_operand(rewrite: _Rewrite) -> None:
     """Canonicalise a reduction of one element each to a view of what it reduces."""
-    rewrite.joins = False
-    value, whole = operands(rewrite.node)[0], fake(rewrite.node)
-    assert whole is not None
-    if fake(value).dtype != whole.dtype:  # type: ignore[union-attr]
-        value = rewrite.add(prims.convert_element_type.default, value, whole.dtype)
+    value = rewrite.cast(operands(rewrite.node)[0], rewrite.node.meta["val"].dtype)
     if keeps_dims(rewrite.node):
         rewrite.stand_for(value)
     else:
@@ -412,15 +454,12 @@ def _is_of_one_each(node: Node) -> bool:
     return index == tuple(1 if d == dim else n for d, n in enumerate(whole))
 
 
-def _by_place(rewrite: _Canonicalised) -> None:
+def _by_place(rewrite: _Rewrite) -> None:
     """Compare a node's place along a dim with the one that it writes to."""
-    ((_, (whole, dim, index, source), _, val),) = rewrite.before
-    kwargs = {"start": 0, "step": 1, "dtype": torch.int64, "device": val.device, "requires_grad": False}
-    dim, size = dim % val.ndim, val.shape[dim]
-    place = rewrite.add(prims.iota.default, size, **kwargs)
-    place = rewrite.add(aten.reshape.default, place, [size if d == dim else 1 for d in range(val.ndim)])
-    rewrite.joins = False
-    rewrite.canonicalise_as(aten.where.self, rewrite.add(aten.eq.Tensor, place, index), source, whole)
+    _, (whole, dim, index, source), _, val = _state(rewrite.node)
+    dim = dim % val.ndim
+    mask = rewrite.add(aten.eq.Tensor, rewrite.places(val.shape[dim], dim, val.ndim), index)
+    rewrite.canonicalise_as(aten.where.self, mask, source, whole)
 
 
 def _across(nodes: Sequence[Node]) -> Iterator[tuple[list[int], list[Node]]]:
@@ -460,214 +499,142 @@ def _is_long(what: Reduced) -> bool:
     return len(what.shape) > 2 and all(isinstance(n, int) and n > 1 for n in what.shape)
 
 
-class _Together:
-    """Nodes that are canonicalised all at once. They are restored if no region takes any, and stay
-    otherwise. `nodes`: none if one cannot be canonicalised. `replaced`: what they are computed of without."""
+def _in_order(rewrite: _Rewrite, order: list[int]) -> None:
+    """Compute what nodes computed with the dims of all operands in another order."""
+    back = [order.index(d) for d in range(len(order))]
+    shared = dict[Node, Node]()  # of an operand, the same one in the other order
+    rewrite.replaced.update(rewrite.nodes)
 
-    joins = False
-
-    def __init__(self, sizes: Sizes, nodes: Collection[Node]) -> None:
-        self.graph = graph = sizes.graph
-        self.before: dict[Node, tuple[Any, Any, Any, Any]] = {}
-        self.made: list[Node] = []
-        self.replaced = set(nodes)
-        try:
-            for node in by_position(nodes):
-                rewrite = _Canonicalised(sizes, [node])
-                rewrite.made = self.made
-                (self.before[node],) = rewrite.before
-                self.canonicalise(rewrite)
-        except (_Differs, Decline):
-            self._restore(self.before)
-            self._erase(set(graph.nodes))
-            self.before.clear()
-            return
-        for node in reversed(by_position(self.replaced)):
-            if not node.users:
-                self.before.setdefault(node, (node.target, node.args, node.kwargs, node.meta["val"]))
-                node.target, node.args, node.kwargs = int, (0,), {}
-                del node.meta["val"]
-        self.read = {reader: _read_by((reader.args, reader.kwargs)) for reader in (*self.made, *self.before)}
-
-    def canonicalise(self, rewrite: _Canonicalised) -> None:
-        raise NotImplementedError
-
-    def end(self, alive: set[Node]) -> None:
-        """Restore the nodes, if nothing was taken of them; erase what nothing reads then. `alive`: the nodes
-        of the graph."""
-        if alive.issuperset(self.read) and not any(
-            _lies_otherwise(n, val) for n, (*_, val) in self.before.items()
-        ):
-            read = ((before, _read_by((reader.args, reader.kwargs))) for reader, before in self.read.items())
-            now = {a: b for before, after in read for a, b in zip(before, after, strict=True)}
-            before = {
-                node: (target, *torch.fx.map_arg((args, kwargs), lambda n: now.get(n, n)), val)
-                for node, (target, args, kwargs, val) in self.before.items()
-            }
-            given = ((n, a) for n, state in before.items() for a in _read_by(state[1:3]))
-            if all(arg in alive and position(arg) < position(node) for node, arg in given):
-                self._restore(before)
-        self._erase(alive)
-
-    def _restore(self, before: Mapping[Node, tuple[Any, ...]]) -> None:
-        for node, (target, args, kwargs, val) in before.items():
-            node.target, node.args, node.kwargs, node.meta["val"] = target, args, kwargs, val
-        for node in by_position(before):
-            follow(node)
-
-    def _erase(self, alive: set[Node]) -> None:
-        for node in reversed(by_position(alive.intersection((*self.made, *self.before)))):
-            if not node.users:
-                self.graph.erase_node(node)
-                alive.discard(node)
-
-
-class _InOrder(_Together):
-    """Nodes that compute what they computed with the dims of all operands in another order."""
-
-    def __init__(self, sizes: Sizes, nodes: Sequence[Node], order: list[int]) -> None:
-        self.order = order
-        self.back = [order.index(d) for d in range(len(order))]
-        self.shared: dict[Node, Node] = {}  # of an operand, the same one in the other order
-        super().__init__(sizes, nodes)
-
-    def canonicalise(self, rewrite: _Canonicalised) -> None:
-        ((target, args, kwargs, val),) = rewrite.before
-        if (what := reduced(rewrite.node)) is not None:
-            given: list[Any] = [self._moved(rewrite, args[0]), sorted(self.back[d] for d in what.dims)]
-            # Inductor's lowerings of sums and extrema name the third argument differently.
-            named = {"keepdim": True} if is_variance(rewrite.node) else {}
-            given += [] if named else [True]
-            kwargs = {k: v for k, v in kwargs.items() if k not in ("dim", "keepdim")}
-            value = rewrite.add(target, *given, **kwargs, **named)
-            rewrite.canonicalise_as(aten.reshape.default, value, list(val.shape))
-            return
-        if target is aten.expand.default:
-            args = args[0], [val.shape[d] for d in self.order]
-        args, kwargs = torch.fx.map_arg((args, kwargs), functools.partial(self._moved, rewrite))
-        rewrite.canonicalise_as(aten.permute.default, rewrite.add(target, *args, **kwargs), self.back)
-
-    def _moved(self, rewrite: _Canonicalised, arg: Node) -> Node:
-        """An operand in the other order."""
-        if arg.target is aten.permute.default and arg.args[1] == self.back and arg.args[0] in self.made:
+    def moved(arg: Node) -> Node:
+        if arg.target is aten.permute.default and arg.args[1] == back and arg.args[0] in rewrite.made:
             return arg.args[0]  # type: ignore[return-value]
-        if arg not in self.shared:
+        if arg not in shared:
             shape = list(fake(arg).shape)  # type: ignore[union-attr]
-            padded = [1] * (len(self.order) - len(shape)) + shape
-            if _moves(padded, self.order):
+            padded = [1] * (len(order) - len(shape)) + shape
+            if _moves(padded, order):
                 value = rewrite.add(aten.reshape.default, arg, padded)
-                self.shared[arg] = rewrite.add(aten.permute.default, value, self.order)
+                shared[arg] = rewrite.add(aten.permute.default, value, order)
             else:
-                self.shared[arg] = rewrite.add(aten.reshape.default, arg, [padded[d] for d in self.order])
-        return self.shared[arg]
+                shared[arg] = rewrite.add(aten.reshape.default, arg, [padded[d] for d in order])
+        return shared[arg]
+
+    for node in rewrite.each():
+        target, args, kwargs, val = _state(node)
+        if (what := reduced(node)) is not None:
+            given = moved(args[0]), sorted(back[d] for d in what.dims)
+            # Inductor's lowerings of sums and extrema name the third argument differently.
+            kept, named = ((), {"keepdim": True}) if is_variance(node) else ((True,), {})
+            named |= {k: v for k, v in kwargs.items() if k not in ("dim", "keepdim")}
+            value = rewrite.add(target, *given, *kept, **named)
+            rewrite.canonicalise_as(aten.reshape.default, value, list(val.shape))
+            continue
+        if target is aten.expand.default:
+            args = args[0], [val.shape[d] for d in order]
+        args, kwargs = torch.fx.map_arg((args, kwargs), moved)
+        rewrite.canonicalise_as(aten.permute.default, rewrite.add(target, *args, **kwargs), back)
 
 
-class _Piecewise(_Together):
-    """Nodes that are computed of the pieces of a tensor, instead of the whole."""
-
-    def __init__(self, sizes: Sizes, piecewise: Piecewise) -> None:
-        self.piecewise = piecewise
-        self.known: dict[Range, Node] = {}
-        super().__init__(sizes, {*piecewise.slices, *piecewise.reductions, *piecewise.whole})
-
-    def canonicalise(self, rewrite: _Canonicalised) -> None:
-        node, piecewise = rewrite.node, self.piecewise
+def _by_piece(rewrite: _Rewrite, piecewise: Piecewise) -> None:
+    """Compute nodes of the pieces of a tensor, instead of the whole."""
+    known = _Parts(rewrite, piecewise)
+    rewrite.replaced.update(rewrite.nodes)
+    for node in rewrite.each():
         if (range_ := piecewise.slices.get(node)) is not None:
-            self.replaced.update(operands(node))  # a split
-            value = self._piece(rewrite, range_)
-            if value in self.made and is_elementwise(value) and has_stated_order(node):
+            rewrite.replaced.update(operands(node))  # a split
+            value = known.part(range_)
+            if value in rewrite.made and is_elementwise(value) and has_stated_order(node):
                 rewrite.lay(value, range(len(range_.shape)))
             rewrite.stand_for(value)
         elif node in piecewise.whole:
             ranges = piecewise.ranges[node]
-            rewrite.canonicalise_as(
-                aten.cat.default, [self._piece(rewrite, range_) for range_ in ranges], ranges[0].dim
-            )
+            rewrite.canonicalise_as(aten.cat.default, [*map(known.part, ranges)], ranges[0].dim)
         else:
-            self._reduce(rewrite)
+            _reduce_parts(rewrite, piecewise.ranges[operands(node)[0]], known)
 
-    def _reduce(self, rewrite: _Canonicalised) -> None:
-        ((target, (source, *_), kwargs, val),) = rewrite.before
-        ranges, dims, kept = (
-            self.piecewise.ranges[source],
-            list(reduced_dims(rewrite.node)),
-            keeps_dims(rewrite.node),
-        )
-        dim = ranges[0].dim
-        if dim not in dims:
-            each = [
-                rewrite.add(target, self._piece(rewrite, range_), dims, kept, **kwargs) for range_ in ranges
-            ]
-            rewrite.canonicalise_as(aten.cat.default, each, dim if kept else dim - sum(d < dim for d in dims))
-            return
-        dtype = SUM.accumulates_in(val.dtype) if target is aten.sum.dim_IntList else val.dtype
-        kwargs = {"dtype": dtype} if target is aten.sum.dim_IntList else {}
-        each = []
-        for range_ in ranges:
-            value = self._piece(rewrite, range_)
-            if any(range_.shape[d] != 1 for d in dims):
-                value = rewrite.add(target, value, dims, kept, **kwargs)
-            else:
-                value = rewrite.add(aten.reshape.default, value, list(val.shape))
-                value = rewrite.add(prims.convert_element_type.default, value, dtype)
-            each.append(value)
-        whole = functools.reduce(functools.partial(rewrite.add, ADDED[target]), each)
-        rewrite.canonicalise_as(prims.convert_element_type.default, whole, val.dtype)
 
-    def _piece(self, rewrite: _Canonicalised, range_: Range) -> Node:
-        """A part of a tensor."""
+def _reduce_parts(rewrite: _Rewrite, ranges: Sequence[Range], known: _Parts) -> None:
+    """Put the reductions of a tensor's parts before a node, and make it of their results."""
+    target, _, kwargs, val = _state(rewrite.node)
+    dim, dims, kept = ranges[0].dim, list(reduced_dims(rewrite.node)), keeps_dims(rewrite.node)
+    if dim not in dims:
+        each = [rewrite.add(target, known.part(range_), dims, kept, **kwargs) for range_ in ranges]
+        rewrite.canonicalise_as(aten.cat.default, each, dim if kept else dim - sum(d < dim for d in dims))
+        return
+    is_sum = target is _SUM
+    dtype = SUM.accumulates_in(val.dtype) if is_sum else val.dtype
+    kwargs = {"dtype": dtype} if is_sum else {}
+    each = []
+    for range_ in ranges:
+        value = known.part(range_)
+        if any(range_.shape[d] != 1 for d in dims):
+            value = rewrite.add(target, value, dims, kept, **kwargs)
+        else:
+            value = rewrite.add(aten.reshape.default, value, list(val.shape))
+            value = rewrite.add(prims.convert_element_type.default, value, dtype)
+        each.append(value)
+    whole = functools.reduce(functools.partial(rewrite.add, ADDED[target]), each)
+    rewrite.canonicalise_as(prims.convert_element_type.default, whole, val.dtype)
+
+
+class _Parts:
+    """Parts of tensors, each of which is computed once."""
+
+    def __init__(self, rewrite: _Rewrite, piecewise: Piecewise) -> None:
+        self.rewrite, self.piecewise = rewrite, piecewise
+        self.known: dict[Range, Node] = {}
+
+    def part(self, range_: Range) -> Node:
         if range_ not in self.known:
-            self.known[range_] = self._made(rewrite, range_)
+            self.known[range_] = self._made(range_)
         return self.known[range_]
 
-    def _made(self, rewrite: _Canonicalised, range_: Range) -> Node:
-        node, dim = range_.node, range_.dim
+    def _made(self, range_: Range) -> Node:
+        node, dim, add, replaced = range_.node, range_.dim, self.rewrite.add, self.rewrite.replaced
         source = range_of(node)
         if source is not None and source.dim == dim and is_inlined(source.node):
-            self.replaced |= {node, *operands(node)}
+            replaced |= {node, *operands(node)}
             start = source.start
-            return self._piece(rewrite, Range(source.node, dim, start + range_.start, start + range_.end))
+            return self.part(Range(source.node, dim, start + range_.start, start + range_.end))
         if range_.is_all:
             return node
         if (pieces := joined_of(node)) is not None and pieces.dim == dim:
-            self.replaced.update(pieces.inside)
+            replaced.update(pieces.inside)
             shown = between(pieces.all, range_.start, range_.end)
-            values = [_operand(rewrite, node, piece, dim) for piece in shown]
-            return values[0] if len(values) == 1 else rewrite.add(aten.cat.default, values, dim)
-        if node not in self.piecewise.ranges and is_read_as_stated(node):
-            return rewrite.add(aten.slice.Tensor, node, dim, range_.start, range_.end)
-        args, kwargs = node.args, node.kwargs
-        if is_elementwise(node):
-            cut = functools.partial(self._cut, rewrite, range_)
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), cut)
-            args = (args[0], range_.shape) if node.target is aten.expand.default else args
-        elif is_permutation(node):
-            order = [d % len(range_.shape) for d in node.args[1]]
-            args = self._piece(rewrite, permuted(range_, operands(node)[0], order)), order
-        elif is_view(node) and not is_pair(node) and (below := reshaped(range_, operands(node)[0])):
-            args = self._piece(rewrite, below), range_.shape
-        elif node.target is aten.full.default:
-            args = range_.shape, *node.args[1:]
-        else:
-            return rewrite.add(aten.slice.Tensor, node, dim, range_.start, range_.end)
-        self.replaced.add(node)
-        target = (
-            aten.reshape.default if is_view(node) and node.target is not aten.expand.default else node.target
-        )
-        made = rewrite.add(target, *args, **kwargs)
+            values = [_operand(self.rewrite, node, piece, dim) for piece in shown]
+            return values[0] if len(values) == 1 else add(aten.cat.default, values, dim)
+        stored = node not in self.piecewise.ranges and is_read_as_stated(node)
+        if stored or (call := self._call(range_)) is None:
+            return add(aten.slice.Tensor, node, dim, range_.start, range_.end)
+        replaced.add(node)
+        target, args, kwargs = call
+        made = add(target, *args, **kwargs)
         made.meta |= {k: v for k, v in node.meta.items() if k != "val"}
         return made
 
-    def _cut(self, rewrite: _Canonicalised, range_: Range, arg: Node) -> Node:
+    def _call(self, range_: Range) -> tuple[Any, Any, Any] | None:
+        """The call that gives a part as the node gives the whole; None if there is none."""
+        node = range_.node
+        if is_elementwise(node):
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), functools.partial(self._cut, range_))
+            args = (args[0], range_.shape) if node.target is aten.expand.default else args
+            return node.target, args, kwargs
+        if is_permutation(node):
+            order = [d % len(range_.shape) for d in node.args[1]]  # type: ignore[union-attr,operator]
+            return node.target, (self.part(permuted(range_, operands(node)[0], order)), order), node.kwargs
+        if is_view(node) and not is_pair(node) and (below := reshaped(range_, operands(node)[0])):
+            return aten.reshape.default, (self.part(below), range_.shape), node.kwargs
+        if node.target is aten.full.default:
+            return node.target, (range_.shape, *node.args[1:]), node.kwargs
+        return None
+
+    def _cut(self, range_: Range, arg: Node) -> Node:
         """What an operand is for a part of what is computed elementwise of it."""
         if (shape := shape_of(arg)) is None:
             return arg
         dim = range_.dim + len(shape) - len(range_.shape)
-        return (
-            arg
-            if dim < 0 or shape[dim] == 1
-            else self._piece(rewrite, dataclasses.replace(range_, node=arg, dim=dim))
-        )
+        if dim < 0 or shape[dim] == 1:
+            return arg
+        return self.part(dataclasses.replace(range_, node=arg, dim=dim))
 
 
 def _columns(node: Node) -> int | None:
@@ -683,17 +650,18 @@ def _columns(node: Node) -> int | None:
     return columns[0] if len(long) > 1 and columns and product(shape) != 0 else None
 
 
-def _by_columns(rewrite: _Canonicalised, kept: int) -> None:
+def _by_columns(rewrite: _Rewrite, kept: int) -> None:
     """Put the reduction over all other dims before a node, which then reduces that one's result."""
-    ((target, (source, *args), kwargs, _),) = rewrite.before
-    dims = [d for d in range(fake(source).ndim) if d != kept]  # type: ignore[arg-type,union-attr]
-    rewrite.canonicalise_as(target, rewrite.add(_OF_ROWS[target], source, dims, True), *args, **kwargs)  # type: ignore[index]
+    target, (source, *args), kwargs, _ = _state(rewrite.node)
+    dims = [d for d in range(source.meta["val"].ndim) if d != kept]
+    rewrite.joins = True
+    rewrite.canonicalise_as(target, rewrite.add(_OF_ROWS[target], source, dims, True), *args, **kwargs)
 
 
-def _add_first(rewrite: _Canonicalised, first: First) -> None:
+def _add_first(rewrite: _Rewrite, first: First) -> None:
     """Put the sum that a node begins with before it, which casts the sum of those; both in the accumulator's
     dtype."""
-    ((target, (source, *args), kwargs, val),) = rewrite.before
+    target, (source, *args), kwargs, val = _state(rewrite.node)
     dtype, shape = SUM.accumulates_in(val.dtype), shape_of(source)
     if first.sum.shape != shape:
         source = rewrite.add(aten.reshape.default, source, [*first.sum.shape])
@@ -706,22 +674,20 @@ def _add_first(rewrite: _Canonicalised, first: First) -> None:
         count = product(shape[d] for d in reduced_dims(rewrite.node))  # type: ignore[index]
         total = rewrite.add(aten.div.Tensor, total, count)
     rewrite.canonicalise_as(prims.convert_element_type.default, total, val.dtype)
-    rewrite.joins = False
 
 
-def _by_terms(rewrite: _Canonicalised, needing: Collection[Node]) -> None:
+def _by_terms(rewrite: _Rewrite, needing: Collection[Node]) -> None:
     """Canonicalise a sum to one of its terms' sums, of what needs no sum over the same dims."""
-    ((_, (value, dims, *_), _, val),) = rewrite.before
+    _, (value, dims, *_), _, val = _state(rewrite.node)
     shape = shape_of(value) or ()
     known = dict[Node, Node]()  # a residual stream is a term of both its readers
     total = _sum_of(rewrite, value, needing, sorted(d % len(shape) for d in dims), shape, known)
-    rewrite.joins = False
     total = rewrite.add(aten.reshape.default, total, list(val.shape))
     rewrite.canonicalise_as(prims.convert_element_type.default, total, val.dtype)
 
 
 def _sum_of(
-    rewrite: _Canonicalised,
+    rewrite: _Rewrite,
     value: Node,
     needing: Collection[Node],
     dims: list[int],
@@ -765,7 +731,7 @@ def _sum_of(
     raise _Differs
 
 
-def _same_along(rewrite: _Canonicalised, value: Node, dims: list[int], rank: int) -> Node:
+def _same_along(rewrite: _Rewrite, value: Node, dims: list[int], rank: int) -> Node:
     """What a value is for all elements that differ in some dims only, which have one element each."""
     if (val := fake(value)) is None:
         return value
@@ -791,19 +757,17 @@ def _of_row_values(graph: Graph) -> Iterator[tuple[Node, tuple[Any, ...]]]:
             yield from ((node, shape) for shape in shapes if shape[:-1] == what.shape[:-1])
 
 
-def _by_columns_of_rows(rewrite: _Canonicalised, shape: tuple[Any, ...]) -> None:
+def _by_columns_of_rows(rewrite: _Rewrite, shape: tuple[Any, ...]) -> None:
     """Put the sum of a tensor whose first column has the values, and all others 0, before a node."""
-    ((_, (value, dims, *_), _, val),) = rewrite.before
-    device, last, dtype = val.device, len(shape) - 1, SUM.accumulates_in(val.dtype)
-    kwargs = {"start": 0, "step": 1, "dtype": torch.int64, "device": device, "requires_grad": False}
-    first = rewrite.add(aten.eq.Scalar, rewrite.add(prims.iota.default, shape[-1], **kwargs), 0)
-    zero = rewrite.add(aten.full.default, [], 0, dtype=fake(value).dtype, device=device, pin_memory=False)  # type: ignore[union-attr]
+    _, (value, dims, *_), _, val = _state(rewrite.node)
+    last, dtype = len(shape) - 1, SUM.accumulates_in(val.dtype)
+    first = rewrite.add(aten.eq.Scalar, rewrite.places(shape[-1]), 0)
+    zero = rewrite.zero(value)
     wide = rewrite.add(aten.where.self, first, rewrite.add(aten.expand.default, value, list(shape)), zero)
     sums = rewrite.add(aten.sum.dim_IntList, wide, dims, True, dtype=dtype)
     total = rewrite.add(
         aten.reshape.default, rewrite.add(aten.slice.Tensor, sums, last, 0, 1), list(val.shape)
     )
-    rewrite.joins = False
     rewrite.canonicalise_as(prims.convert_element_type.default, total, val.dtype)
 
 
@@ -832,22 +796,17 @@ def _packs(count: int) -> bool:
     return 1 < count <= PACKED and count & (count - 1) == 0
 
 
-def _by_pairs(rewrite: _Canonicalised, dim: int, count: int, which: int) -> None:
+def _by_pairs(rewrite: _Rewrite, dim: int, count: int, which: int) -> None:
     """Put the reduction over `count` elements next to each other before a node; all but one of them are 0."""
-    value: Any = rewrite.node.args[0]
-    val, result = fake(value), fake(rewrite.node)
-    assert val is not None and result is not None
-    shape = list(val.shape)
-    if rewrite.node.target is aten.slice.Tensor:
+    target, (value, *_), _, result = _state(rewrite.node)
+    shape = list(value.meta["val"].shape)
+    if target is aten.slice.Tensor:
         shape[dim : dim + 1] = [shape[dim] // count, count]
         dim += 1
         value = rewrite.add(aten.reshape.default, value, shape)
-    kwargs = {"start": 0, "step": 1, "dtype": torch.int64, "device": val.device, "requires_grad": False}
-    place = rewrite.add(prims.iota.default, count, **kwargs)
-    place = rewrite.add(aten.reshape.default, place, [count if d == dim else 1 for d in range(len(shape))])
-    mask = rewrite.add(aten.eq.Scalar, place, which)
-    zero = rewrite.add(aten.full.default, [], 0, dtype=val.dtype, device=val.device, pin_memory=False)
-    value = rewrite.add(aten.where.self, mask, value, zero)
+    mask = rewrite.add(aten.eq.Scalar, rewrite.places(count, dim, len(shape)), which)
+    value = rewrite.add(aten.where.self, mask, value, rewrite.zero(value))
+    rewrite.joins = True
     total = rewrite.add(prims.xor_sum.default, value, [dim])
     rewrite.canonicalise_as(aten.reshape.default, total, list(result.shape))
 
@@ -920,13 +879,12 @@ def _block(
     return block if only_one else None
 
 
-def _by_blocks(rewrite: _Canonicalised, block: int) -> None:
+def _by_blocks(rewrite: _Rewrite, block: int) -> None:
     """Put the extrema of a row's blocks before a node."""
     stated = stated_by(rewrite.node)
     target = _EXTREMA[stated.target]
     value = operands(stated)[0]
     *rows, cols = shape_of(value)  # type: ignore[misc]
-    rewrite.joins = False
     value = rewrite.add(aten.reshape.default, value, [*rows, cols // block, block])
     rewrite.canonicalise_as(target, rewrite.add(target, value, [-1]), [-1], keeps_dims(rewrite.node))
 
@@ -960,31 +918,24 @@ def _moves(shape: Sequence[Any], order: Sequence[int]) -> bool:
     return long != sorted(long)
 
 
-def _permuted_first(rewrite: _Canonicalised, expanded: Node, between: Sequence[Node]) -> None:
+def _permuted_first(rewrite: _Rewrite, expanded: Node, between: Sequence[Node]) -> None:
     """Permute what is expanded, then expand it and compute the rest."""
-    ((_, (_, order), _, _),) = rewrite.before
+    order: Any = rewrite.node.args[1]
     padded, whole = _padded(expanded), shape_of(expanded)
     assert whole is not None
     sizes = [whole[d] for d in order]
-    rewrite.joins = False
     value = rewrite.add(aten.reshape.default, operands(expanded)[0], [padded[d] for d in order])
     value = rewrite.add(aten.expand.default, value, sizes)
-    for node in reversed(between):
-        args = (value if a in (expanded, *between) else a for a in node.args)
-        value = rewrite.add(node.target, *args, **node.kwargs)
+    value = rewrite.add_again(between, expanded, value)
     if between:
         rewrite.lay(value, range(len(sizes)))
     rewrite.stand_for(value)
 
 
-def _unpermuted(rewrite: _Canonicalised, permuted: Node, between: Sequence[Node]) -> None:
+def _unpermuted(rewrite: _Rewrite, permuted: Node, between: Sequence[Node]) -> None:
     """Put the same reduction of what is permuted before a node, which then permutes that one's result."""
     value, order = permuted.args[0], [d % len(permuted.args[1]) for d in permuted.args[1]]  # type: ignore[arg-type,union-attr,operator]
-    rewrite.joins = False
-    for node in reversed(between):
-        value = rewrite.add(
-            node.target, *(value if a in (permuted, *between) else a for a in node.args), **node.kwargs
-        )
+    value = rewrite.add_again(between, permuted, value)  # type: ignore[arg-type]
     gone, kept = [order[d] for d in reduced_dims(rewrite.node)], keeps_dims(rewrite.node)
     left = [d for d in order if kept or d not in gone]
     stated, dims = stated_by(rewrite.node), sorted(gone)

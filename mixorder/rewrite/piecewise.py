@@ -77,6 +77,11 @@ class Piecewise:
     slices: dict[Node, Range] = dataclasses.field(default_factory=dict)
     whole: list[Node] = dataclasses.field(default_factory=list)
 
+    @property
+    def nodes(self) -> set[Node]:
+        """Those that are to be computed of the pieces."""
+        return {*self.slices, *self.reductions, *self.whole}
+
 
 def is_elementwise(node: Node) -> bool:
     """Whether each element of a node is computed of those at the same place of its operands."""

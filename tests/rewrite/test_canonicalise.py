@@ -17,7 +17,7 @@ from mixorder.region.find import find_regions
 from mixorder.region.layouts import computed
 from mixorder.region.nodes import reduced
 from mixorder.region.orders import is_permutation
-from mixorder.rewrite.canonicalise import Canonicaliser, _Canonicalised
+from mixorder.rewrite.canonicalise import Canonicaliser, _Rewrite
 
 aten, prims = torch.ops.aten, torch.ops.prims
 FULL = (64, 48), bf16
@@ -654,7 +654,7 @@ def test_sizes_may_be_symbols(
 
 def test_a_way_that_needs_a_guard_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = traced(largest, FULL)
-    before, value, calls = snapshot(graph), _Canonicalised.value, list[Any]()
+    before, value, calls = snapshot(graph), _Rewrite.value, list[Any]()
 
     def refuses(self: Any, *args: Any) -> Any:
         calls.append(self)
@@ -662,7 +662,7 @@ def test_a_way_that_needs_a_guard_leaves_the_others(monkeypatch: pytest.MonkeyPa
             raise Decline(DeclineReason.DYNAMIC_SHAPE, "a guard")
         return value(self, *args)
 
-    monkeypatch.setattr(_Canonicalised, "value", refuses)
+    monkeypatch.setattr(_Rewrite, "value", refuses)
     with canonicalised(graph) as firsts:
         assert len(firsts) == 2
         assert all("val" in n.meta for n in graph.nodes if n.op == "call_function")
