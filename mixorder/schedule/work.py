@@ -32,7 +32,7 @@ from ..ir.program import (
     Store,
     operands,
 )
-from .facts import BRANCHING, PRICES, RELATIVE, cost_of, is_by_row
+from .facts import PRICES, RELATIVE, cost_of, is_branching, is_by_row
 from .layout import SAMPLE, Sizes, offsets, per_access, sizes_of
 
 
@@ -154,7 +154,7 @@ def computing(
             each = cost_of(stmt, wide, is_by_row(stmt, deps, nest))
             inside = deps[stmt.name] if hoisted or not deps[stmt.name] else everywhere
             instructions += each * _extent(program, nest, inside)
-            if stmt.op.removeprefix("libdevice_") in BRANCHING and stmt.args not in reduced:
+            if is_branching(stmt) and stmt.args not in reduced:
                 reduced.add(stmt.args)
                 branches += _extent(program, nest, deps[stmt.name])
         elif isinstance(stmt, Reduce):
