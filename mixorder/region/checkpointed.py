@@ -15,7 +15,7 @@ from collections.abc import Collection
 from torch.fx import Graph, Node
 
 from ..inductor.graphs import is_recomputed, may_be_saved
-from .nodes import float_bytes, is_pair, is_pointwise, is_view, reduction_kind, stated_by
+from .nodes import float_bytes, is_pair, is_pointwise, is_view, readers, reduction_kind, stated_by
 from .spans import bytes_of
 
 SHARE = 64  # of this many bytes that checkpointing frees, saved sums take back one at most
@@ -46,7 +46,7 @@ def readers_in_half_precision(node: Node) -> list[Node]:
     """Of an operator that gives sums in half precision, the pointwise nodes that read them. The forward has
     such a sum unrounded where it is computed, and the backward reads it rounded."""
     halves = (result for result in _results(node) if float_bytes(result) == 2)
-    return [reader for result in halves for reader in _readers(result) if is_pointwise(reader)]
+    return [reader for result in halves for reader in readers(result) if is_pointwise(reader)]
 
 
 def _gives_small_sums(node: Node) -> bool:
@@ -63,16 +63,11 @@ def _is_sum(node: Node) -> bool:
 
 def _may_be_read(node: Node) -> bool:
     """Whether all that reads a sum in half precision can round it."""
-    return float_bytes(node) > 2 or all(is_pointwise(r) or r.op == "output" for r in _readers(node))
+    return float_bytes(node) > 2 or all(is_pointwise(r) or r.op == "output" for r in readers(node))
 
 
 def _results(node: Node) -> list[Node]:
     return list(node.users) if is_pair(node) else [node]
-
-
-def _readers(node: Node) -> list[Node]:
-    """The users of a tensor and of its views."""
-    return [reader for user in node.users for reader in (_readers(user) if is_view(user) else [user])]
 
 
 def _bytes_saved(node: Node) -> int:

@@ -39,7 +39,7 @@ from .nodes import (
 )
 from .sizes import Size, product
 from .space_analysis import takes_operands
-from .walk import by_position, closure, dependents, needed_for, position
+from .walk import by_position, closure, dependents, needed_for, position, sources
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -130,7 +130,7 @@ def compared(nodes: Iterable[Node]) -> frozenset[Node]:
 
 def _computed_from(node: Node) -> set[Node]:
     """A node and all that it is computed from, by operators that Inductor may recompute."""
-    return set(closure([node], lambda n: operands(n) if is_pointwise(n) or _selects(n) else ()))
+    return set(sources([node], lambda n: is_pointwise(n) or _selects(n)))
 
 
 def _selects(node: Node) -> bool:
@@ -216,7 +216,7 @@ def _by_sign(node: Node, stored: Node) -> Mask | None:
     """A mask as the sign of one value, if what is stored is that value where it is positive, rounded to half
     precision or not, and has its sign elsewhere. A few numbers tell, since all operators in between are
     linear on either side of zero."""
-    between = by_position(closure([node], lambda n: operands(n) if _is_bent(n) else ()))
+    between = by_position(sources([node], _is_bent))
     value, *operators = between
     halves = {fake(n).dtype for n in operators if float_bytes(n) == 2}  # type: ignore[union-attr]
     if not float_bytes(value) or _is_bent(value) or not all(map(_is_bent, operators)) or len(halves) > 1:
@@ -252,28 +252,34 @@ def _normalised(value: Node) -> Node | None:
     """The tensor whose norm a value is, if forward and backward compute the value from it with the same bits:
     both load it and its statistics, and a compiler can contract the products and sums in one way only. A
     tile's kernel contracts those of float32."""
-    chain = list(closure([value], lambda n: operands(n) if is_pointwise(n) or shows(n) else ()))
+    chain = list(sources([value], _is_computed))
     loops = [n for n in chain if is_pointwise(n) and _size(n) == _size(value)]
-    leaves = [n for n in chain if not (is_pointwise(n) or shows(n))]
-    sources = [n for n in leaves if _size(n) == _size(value)]
-    if len(sources) != 1 or any(map(is_recomputed, chain)):
+    leaves = [n for n in chain if not _is_computed(n)]
+    full = [n for n in leaves if _size(n) == _size(value)]
+    if len(full) != 1 or any(map(is_recomputed, chain)):
         return None
-    statistics = needed_for([n for n in leaves if reduction_kind(n) is not None], position(sources[0]))
-    if sources[0] not in statistics or not _is_loaded(sources[0]):
+    statistics = needed_for([n for n in leaves if reduction_kind(n) is not None], position(full[0]))
+    if full[0] not in statistics or not _is_loaded(full[0]):
         return None
     if not all(n.target in _AFFINE and float_bytes(n) == 4 and _is_contracted_alike(n) for n in loops):
         return None
-    return sources[0]
+    return full[0]
+
+
+def _is_computed(node: Node) -> bool:
+    """Whether loops compute a node of its operands' elements."""
+    return is_pointwise(node) or shows(node)
 
 
 def _given(value: Node) -> list[Given]:
     """What the loops that compute a value read of what the caller may change until the backward, which
     recomputes the value."""
 
-    def above(node: Node) -> list[Node]:
-        return operands(node) if is_pointwise(node) or shows(node) else []
+    def is_made(node: Node) -> bool:
+        return _is_computed(node) and bool(operands(node))
 
-    loops = [n for n in by_position(closure([value], above)) if above(n) and _size(n) == _size(value)]
+    chain = by_position(sources([value], _is_computed))
+    loops = [n for n in chain if is_made(n) and _size(n) == _size(value)]
     read = dict[Node, list[Node]]()
     for loop in loops:
         for node in operands(loop):
@@ -282,10 +288,10 @@ def _given(value: Node) -> list[Given]:
     produced = {
         n
         for n in read
-        if all(above(source) or _is_statistic(source, value) for source in closure([n], above))
+        if all(is_made(source) or _is_statistic(source, value) for source in sources([n], _is_computed))
     }
     # Without a view between loops, equal shapes say that elements meet.
-    straight = all(is_pointwise(n) or not above(operands(n)[0]) for n in loops)
+    straight = all(is_pointwise(n) or not is_made(operands(n)[0]) for n in loops)
 
     def is_read_alike(node: Node, statistic: Node) -> bool:
         places = {_aligned(n, value) for n in (node, statistic)}
@@ -328,7 +334,7 @@ def products_in(node: Node) -> list[Node]:
 
 def sums_of_products(value: Node) -> list[Node]:
     """The sums of products, as large as a mask's value, that the value is computed from."""
-    chain = closure([value], lambda n: operands(n) if is_pointwise(n) or shows(n) else ())
+    chain = sources([value], _is_computed)
     return [n for n in chain if products_in(n) and _size(n) == _size(value)]
 
 
@@ -346,7 +352,7 @@ def _is_read_anyway(source: Node, value: Node, late: set[Node]) -> bool:
     """Whether loops compute something else from a tensor and from gradients (`late`)."""
 
     def is_early(node: Node) -> bool:
-        return node is not value and node not in late and (is_pointwise(node) or shows(node))
+        return node is not value and node not in late and _is_computed(node)
 
     near = closure([source], lambda n: filter(is_early, n.users))
     return any(user in late and is_pointwise(user) for n in near for user in n.users)

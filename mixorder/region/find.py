@@ -29,6 +29,7 @@ from .transposed import has_known_sizes, may_be_transposed, transposed_seed
 from .walk import by_position, descendants, needed_for, position, sweep
 
 RegionSearch = Generator[Region | Decline, Region | Decline | None, None]
+Choices = Callable[[SpaceAnalysis, Node], Iterable[tuple[list[Node], list[Node]]]]
 
 
 def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> RegionSearch:
@@ -60,13 +61,14 @@ def find_regions(graph: Graph, joining: Mapping[Node, frozenset[Node]] = {}) -> 
     further = reduced_further(graph.nodes)
     yield from numbered.tiles(over_reduction_groups, lambda node: group_seed(node, further, paired))
     asked = frozenset(numbered.answered)
-    yield from numbered.pairs(outers)
+    yield from numbered.pairs(outers, _paired)
     left = paired - numbered.grown - asked
     over_reduction_groups = list(filter(may_be_over_reduction_group, by_position(left)))
     yield from numbered.tiles(over_reduction_groups, lambda node: group_seed(node, further))
     narrow = [node for node in graph.nodes if may_be_transposed(node) and has_known_sizes(node)]
     yield from numbered.tiles(narrow, transposed_seed)
-    yield from numbered.unpaired(outers)
+    yield from numbered.pairs(outers, _unpaired)
+    yield from (numbered.cycles[n] for n, analysis in outers if n in analysis.outer and n in numbered.cycles)
     yield from near_misses(graph, numbered.answered)
 
 
@@ -127,37 +129,19 @@ class _Numbered:
                 reductions |= {*inner, *outer} if inner else set()
         return reductions
 
-    def pairs(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
-        for node, analysis in outers:
-            if node in analysis.outer and analysis.inner:
-                inner, outer = pair(analysis, node)
-                if inner:
-                    yield from self.attempt_in_turn(analysis, _choices(analysis, inner, outer, node), node)
-
-    def unpaired(self, outers: list[tuple[Node, SpaceAnalysis]]) -> RegionSearch:
-        """Yield a region for each outer reduction that is in none and joins a pointwise loop, and the cycles
-        that are left."""
-        for node, analysis in outers:
-            if node in analysis.outer and _joins_a_loop(analysis, node):
-                choices = (_companions(analysis, node), [node])
-                yield from self.attempt_in_turn(analysis, (([], outers) for outers in choices), node)
-        for node, analysis in outers:
-            if node in analysis.outer and node in self.cycles:
-                yield self.cycles[node]
-
-    def attempt_in_turn(
-        self, analysis: SpaceAnalysis, choices: Iterable[tuple[list[Node], list[Node]]], first: Node
-    ) -> RegionSearch:
-        """Try one choice of inner and outer reductions after the other, until one gives no cycle.
+    def pairs(self, outers: list[tuple[Node, SpaceAnalysis]], choices_of: Choices) -> RegionSearch:
+        """Try one choice of inner and outer reductions after the other for each outer one that is in no
+        region, until one gives no cycle.
 
         An outer reduction that shares only an activation with the others may come before a matrix product
         that the others come after, or before reductions along rows that need its result.
         """
-        for inner, outers in choices:
-            self.cycles.pop(first, None)
-            yield from self.attempt(analysis, inner, outers, first)
-            if first not in self.cycles:
-                return
+        for first, analysis in outers:
+            for inner, outer in choices_of(analysis, first) if first in analysis.outer else ():
+                self.cycles.pop(first, None)
+                yield from self.attempt(analysis, inner, outer, first)
+                if first not in self.cycles:
+                    break
 
     def attempt(
         self, analysis: SpaceAnalysis, inner: list[Node], outer: list[Node], first: Node
@@ -194,17 +178,25 @@ class _Numbered:
             space_analysis.forget(used)
 
 
-def _choices(
-    analysis: SpaceAnalysis, inner: list[Node], outers: list[Node], first: Node
-) -> Iterator[tuple[list[Node], list[Node]]]:
+def _paired(analysis: SpaceAnalysis, first: Node) -> Iterator[tuple[list[Node], list[Node]]]:
     """What to try of a pair, in turn: all of it; then with the outer ones that are related to `first` alone;
     then, if any is left, without the inner reductions that need the result of `first`, and without the outer
     ones that an inner one needs: these come before or after."""
+    inner, outers = pair(analysis, first) if analysis.inner else ([], [])
+    if not inner:
+        return
     yield inner, outers
     since = position(by_position((*inner, *outers))[0])
     if free := [n for n in inner if first not in needed_for([n], since)]:
         early = needed_for(free, since)
         yield free, [n for n in outers if n not in early]
+
+
+def _unpaired(analysis: SpaceAnalysis, first: Node) -> Iterator[tuple[list[Node], list[Node]]]:
+    """What to try of an outer reduction that joins a pointwise loop: with others beside it, then alone."""
+    if _joins_a_loop(analysis, first):
+        yield [], _companions(analysis, first)
+        yield [], [first]
 
 
 def _joins_a_loop(analysis: SpaceAnalysis, outer: Node) -> bool:

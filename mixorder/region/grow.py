@@ -249,12 +249,10 @@ class _PairGrowth(Growth):
         return self._feeds_another[node]
 
     def waits(self, node: Node, args: list[Node]) -> bool:
-        uses = any(a in self.pending or (a in self.members and self.is_given(a)) for a in args)
-        if not uses or node in self.core or node in self.without or not self.analysis.computable(node):
+        if node in self.core or node in self.without or not self.analysis.computable(node):
             return False
-        if (is_gather(node) and not is_readable(node)) or not self.analysis.takes(node):
-            return False
-        return not self.live(args)
+        readable = not is_gather(node) or is_readable(node)
+        return readable and self.analysis.takes(node) and not self.live(args)
 
     def pull_operands(self) -> None:
         """Add producers that only members use, or that users outside can recompute.

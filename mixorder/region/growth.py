@@ -39,7 +39,7 @@ class Growth:
         raise NotImplementedError
 
     def waits(self, node: Node, args: list[Node]) -> bool:
-        """Whether a node that uses the region, and does not join, is one that the region may compute."""
+        """Whether a node that does not join, and uses what the region gives, is one that it may compute."""
         raise NotImplementedError
 
     def spans_rows(self, node: Node) -> bool:
@@ -61,7 +61,7 @@ class Growth:
             return False
         if self.joins(node, args):
             self.take(node, args)
-        elif self.waits(node, args):
+        elif self.uses_given(args) and self.waits(node, args):
             self.pending.add(node)
         return node in self.members or node in self.pending
 
@@ -76,6 +76,9 @@ class Growth:
         """The members among some operands that depend on a reduction of the region."""
         return [a for a in args if self.members.get(a, False)]
 
+    def uses_given(self, args: Sequence[Node]) -> bool:
+        return any(self.is_given(a) if a in self.members else a in self.pending for a in args)
+
     def uses_tainted(self, args: Sequence[Node]) -> bool:
         return any(self.is_tainted(a) for a in args if a not in self.members and a not in self.pending)
 
@@ -89,6 +92,6 @@ class Growth:
             return self._tainted.get(node, False)
         for ancestor in by_position(ancestors([node], is_new)):
             args = [a for a in operands(ancestor) if position(a) >= self.start]
-            uses = (self.is_given(a) if a in self.members else self._tainted.get(a, False) for a in args)
-            self._tainted[ancestor] = ancestor in self.pending or any(uses)
+            below = any(self._tainted.get(a, False) for a in args if a not in self.members)
+            self._tainted[ancestor] = ancestor in self.pending or below or self.uses_given(args)
         return self._tainted[node]

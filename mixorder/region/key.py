@@ -35,6 +35,7 @@ def structural_key(region: Region) -> Hashable | None:
     """
     inputs = region.inputs
     number = {node: i for i, node in enumerate((*inputs, *region.nodes))}
+    sets = region.inner, region.outer, region.made_contiguous, region.kept_fp32, region.rounded
     like = fake(region.named_after[0])
     assert like is not None
     try:
@@ -57,18 +58,9 @@ def structural_key(region: Region) -> Hashable | None:
                 for n in (*inputs, *region.outputs)
                 if not is_row_major(n)
             ),
-            tuple(number[n] for n in region.inner),
-            tuple(number[n] for n in region.outer),
-            tuple(sorted(number[n] for n in region.made_contiguous)),
-            tuple(sorted(number[n] for n in region.kept_fp32)),
-            tuple(sorted(number[n] for n in region.rounded)),
-            tuple(sorted((number[n], stride) for n, stride in region.output_strides.items())),
-            tuple(
-                sorted(
-                    (number[n], cat_slice.stride, cat_slice.offset)
-                    for n, cat_slice in region.cat_slices.items()
-                )
-            ),
+            *(frozenset(map(number.__getitem__, nodes)) for nodes in sets),
+            frozenset((number[n], stride) for n, stride in region.output_strides.items()),
+            frozenset((number[n], place.stride, place.offset) for n, place in region.cat_slices.items()),
         )
     except _Unknown:
         return None

@@ -7,7 +7,7 @@ graph, never writes it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.fx import Node
@@ -136,9 +136,9 @@ class Orders(dict[Node, Order]):
             self.find(current)
         return node in self
 
-    def spread(self, nodes: Sequence[Node]) -> None:
-        """Find the orders of some nodes, in graph order, and of their operands, from each other."""
-        before = -1
+    def spread(self, nodes: Iterable[Node]) -> Orders:
+        """Find the orders of some nodes, and of their operands, from each other."""
+        nodes, before = by_position(nodes), -1
         while len(self) > before:
             before = len(self)
             for node in nodes:
@@ -148,6 +148,7 @@ class Orders(dict[Node, Order]):
                     for arg in operands(node):
                         if arg not in self and (order := self.operand(node, arg)) is not None:
                             self[arg] = order
+        return self
 
     def agrees(self, node: Node) -> bool:
         """Whether every operand of a node is in the order that the node reads it in. Operands that had no

@@ -55,7 +55,19 @@ PIECE = 2**21  # bytes that torch's allocator takes from the GPU for small tenso
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class Launch:
+    """A region's launch: its position, the nodes that move behind it, those that are erased, and those that
+    are written for it, with their positions."""
+
+    region: Region
+    place: int
+    late: frozenset[Node]
+    gone: frozenset[Node]
+    written: Mapping[Node, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change(Launch):
     """What a region does to a graph's memory. `before`, `after`: the peaks in bytes, without it and with it.
 
     `spans`: of the nodes whose memory changes; None where it is gone. `copies`: of tensors that are no nodes
@@ -65,9 +77,6 @@ class Change:
     after: int
     spans: Mapping[Node, Span | None]
     copies: Collection[Span]
-    region: Region
-    place: int
-    rewrite: _Rewrite
 
 
 class Timeline:
@@ -164,7 +173,7 @@ class Timeline:
         """The users of a node, behind views."""
         return readers(node, lambda user: self._is_view_of(user, node))
 
-    def _span(self, node: Node, first: int, change: _Rewrite | None = None) -> Span:
+    def _span(self, node: Node, first: int, change: Launch | None = None) -> Span:
         last = self._last(node, first, change)
         if node.op == "placeholder":
             first = 0
@@ -176,7 +185,7 @@ class Timeline:
             first = min(first, self.index[self.wholes[node]])
         return Span(bytes_of(node), first, last)
 
-    def _last(self, node: Node, first: int, change: _Rewrite | None) -> int:
+    def _last(self, node: Node, first: int, change: Launch | None) -> int:
         """The last position at which a tensor is read, by kernels that compute what has no memory itself. A
         launch reads none of its region's members: it computes those that nodes outside read as well, too."""
         last = first
@@ -191,7 +200,7 @@ class Timeline:
                 last = max(last, moved_to, self._computed(user, first))
         return last
 
-    def _kernels(self, node: Node, change: _Rewrite | None = None) -> set[Node]:
+    def _kernels(self, node: Node, change: Launch | None = None) -> set[Node]:
         """The nodes whose kernels read a node, or compute what they read of it."""
 
         def inlined(source: Node) -> list[Node]:
@@ -208,7 +217,7 @@ class Timeline:
     def _is_view_of(self, node: Node, source: Node) -> bool:
         return node in self.base and self.base[node] is self.base.get(source)
 
-    def _is_kernel(self, node: Node, change: _Rewrite | None) -> bool:
+    def _is_kernel(self, node: Node, change: Launch | None) -> bool:
         """Whether a kernel runs for a node, which reads its operands."""
         written = node in self.stored or (change is not None and node in change.written)
         return written or not self.is_loop(node)
@@ -272,17 +281,17 @@ class Timeline:
         results = sum(bytes_of(n) for n in region.outputs if n not in region.cat_slices)
         freed = originals if sum(map(bytes_of, originals)) <= results else ()
         written = {n: self._first(n, place) for n in read if n in self.base and n not in self.stored}
-        rewrite = _Rewrite(region, place, frozenset(moved(region)), erased(region), written)
+        launch = Launch(region, place, frozenset(moved(region)), erased(region), written)
         late = [n for n, first in written.items() if first > self.index.get(n, first)]
         held = read.union(*(self._made_of(n)[0] for n in (*late, *copied.values())))
-        spans: dict[Node, Span | None] = {n: None for n in rewrite.gone if n in self.spans}
-        for node in self.spans.keys() & set(region.nodes) - rewrite.gone:
-            span = self._span(node, self.spans[node].first, rewrite)
+        spans: dict[Node, Span | None] = {n: None for n in launch.gone if n in self.spans}
+        for node in self.spans.keys() & set(region.nodes) - launch.gone:
+            span = self._span(node, self.spans[node].first, launch)
             spans[node] = self._shared(span, node, place)
         for node in self._read_by(region, read | originals):
             old = self.spans.get(node)
             first = old.first if old is not None and old.first <= place else self._first(node, place)
-            span = self._span(node, first, rewrite)
+            span = self._span(node, first, launch)
             if node in held or node in originals:
                 last = max(span.last, place)
                 span = dataclasses.replace(span, last=last - (node in freed and last == place))
@@ -291,12 +300,12 @@ class Timeline:
                 dataclasses.replace(span, last=span.last - 1) if shared else self._shared(span, node, place)
             )
         for whole in {cat_slice.whole for cat_slice in region.cat_slices.values()}:
-            span = self.spans.get(whole) or self._span(whole, self._position(whole), rewrite)
+            span = self.spans.get(whole) or self._span(whole, self._position(whole), launch)
             spans[whole] = dataclasses.replace(span, first=min(span.first, place))
         spans |= dict.fromkeys(region.cat_slices)
         for node in (n for n in region.outputs if n not in region.cat_slices):
             size = 0 if _is_first_step(node) else bytes_of(node) * (2 if node in region.kept_fp32 else 1)
-            spans[node] = self._shared(Span(size, place, self._last(node, place, rewrite)), node, place)
+            spans[node] = self._shared(Span(size, place, self._last(node, place, launch)), node, place)
         starts = {n: place if n in self.stored else self._first(n, place) for n in bases.values()}
         copies = [Span(bytes_of(n), starts[base], place - (n in over)) for n, base in bases.items()]
         changes = self.changes.copy()
@@ -307,7 +316,9 @@ class Timeline:
                 add(changes, self.spans[node], -1)
             if now is not None:
                 add(changes, now, 1)
-        return Change(self.peak, max(accumulate(changes)), spans, copies, region, place, rewrite)
+        return Change(
+            **vars(launch), before=self.peak, after=max(accumulate(changes)), spans=spans, copies=copies
+        )
 
     def _first(self, node: Node, place: int) -> int:
         """The first position at which a tensor is held that is written for a launch. As early as in the graph
@@ -404,10 +415,10 @@ class Timeline:
             self.base.update((u, shown) for u in result.users if self.base.get(u) is node)
         for copy in change.copies:
             add(self.changes, copy, 1)
-        for node in change.rewrite.late:
+        for node in change.late:
             self.index[node] = max(self.index.get(node, 0), change.place)
             self.early.pop(node, None)
-        for node, at in change.rewrite.written.items():
+        for node, at in change.written.items():
             self.index[node] = max(self.index.get(node, 0), at)
         self.peak = change.after
         todo = list(results.values())
@@ -417,18 +428,6 @@ class Timeline:
             if node not in self.index:
                 self.index[node] = change.place
                 todo.extend(node.all_input_nodes)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rewrite:
-    """A region's launch: its position, the nodes that move behind it, those that are erased, and those that
-    are written for it, with their positions."""
-
-    region: Region
-    place: int
-    late: frozenset[Node]
-    gone: frozenset[Node]
-    written: Mapping[Node, int]
 
 
 def _launched(result: Node) -> Node:

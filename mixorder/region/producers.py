@@ -83,7 +83,7 @@ def _is_over_rows(node: Node, region: Region, orders: Orders) -> bool:
     if reduction_kind(node) is None or is_relative(node):
         return False
     source = operands(node)[0]
-    orders.spread(by_position({n for n in above([node]) if is_loop(n)}.union(region.nodes)))
+    orders.spread({n for n in above([node]) if is_loop(n)}.union(region.nodes))
     if source not in orders or not orders.find(node):
         return False
     return orders.over(node) is AxisClass.COLUMN

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch.fx import Node
@@ -99,8 +99,7 @@ def group_seed(
         return None
     if _is_statistic(node) and all(map(is_row_major, sources)) and not any(map(is_permutation, computed)):
         return None
-    orders = Orders(sources[0])
-    orders.spread(by_position({node, *filter(is_loop, computed)}))
+    orders = Orders(sources[0]).spread({node, *filter(is_loop, computed)})
     candidates, below = [node], list[Node]()
 
     def is_below(user: Node) -> bool:
@@ -166,11 +165,15 @@ def _independent(node: Node, candidates: list[Node]) -> list[Node]:
     """A node and those candidates that neither it nor one another needs, through whatever nodes: a network's
     layers read one another's gradients, and have sums over the same axes."""
     since, last = (position(by_position(candidates)[i]) for i in (0, -1))
-    related = needed_for([node], since).union(descendants([node], lambda n: position(n) <= last))
-    taken = {node}
-    for candidate in by_position(set(candidates) - related):
-        if needed_for([candidate], since).isdisjoint(taken):
+
+    def below(node: Node) -> Iterator[Node]:
+        return descendants([node], lambda n: position(n) <= last)
+
+    taken, related = {node}, needed_for([node], since).union(below(node))
+    for candidate in by_position(candidates):
+        if candidate not in related:
             taken.add(candidate)
+            related.update(below(candidate))
     return by_position(taken)
 
 
@@ -297,8 +300,7 @@ def _check_strides(seed: ReductionGroupSeed) -> None:
     strides = [*map(size_of, val.stride())]
     if all(isinstance(n, int) for n in strides):
         return
-    orders = Orders(seed.root)
-    orders.spread(by_position({node, *filter(is_loop, above([node]))}))
+    orders = Orders(seed.root).spread({node, *filter(is_loop, above([node]))})
     gone = orders.reduced(node)
     left, stride, inner = {d for d, n in enumerate(shape) if n != 1}, 1, list[tuple[Size, bool]]()
     while (dim := next((d for d in left if strides[d] == stride), None)) is not None:

@@ -187,7 +187,6 @@ class TileGrowth(Growth):
     def __init__(self, seed: TileSeed) -> None:
         super().__init__(seed.analysis)
         self.seed = seed
-        self.orders = Orders(seed.root)
         self.wanted = {*seed.inner, *seed.outer, *seed.results}
         self.must_recompute = seed.must_recompute | above(seed.must_recompute)
         self.above = {n for n in above(self.wanted, seed.without) if is_loop(n)} - seed.without
@@ -196,7 +195,7 @@ class TileGrowth(Growth):
         first = core | above(seed.without) if seed.results else core
         self.early = self.reads | needed_for(self.reads, since=min(map(position, first)))
         self.above -= {n for n in self.early if not self.analysis.recomputed(n) or self.is_stored(n)}
-        self.orders.spread(by_position(self.above | self.wanted))
+        self.orders = Orders(seed.root).spread(self.above | self.wanted)
         self.members = {}
         self.start = min(map(position, self.reads))
 
@@ -244,8 +243,6 @@ class TileGrowth(Growth):
         return self.members[member] or not self.stays(member)
 
     def waits(self, node: Node, args: list[Node]) -> bool:
-        if not any(a in self.pending or (a in self.members and self.is_given(a)) for a in args):
-            return False
         # Values of `column` exist only when all programs have ended: no member can need them.
         return is_loop(node) and self.column.isdisjoint(args) and self.fits(node, args)
 

@@ -91,9 +91,7 @@ def _split(nodes: Iterable[Node]) -> tuple[set[Node], set[Node]]:
 
 
 def _orders(root: Node, loops: Iterable[Node]) -> Orders:
-    orders = Orders(root, traced_shape)
-    orders.spread(by_position(loops))
-    return orders
+    return Orders(root, traced_shape).spread(loops)
 
 
 def traced_shape(node: Node) -> tuple[Size, ...] | None:

@@ -37,6 +37,11 @@ def closure(nodes: Iterable[Node], following: Callable[[Node], Iterable[Node]]) 
                 todo.append(successor)
 
 
+def sources(nodes: Iterable[Node], through: Test) -> Iterator[Node]:
+    """Some nodes, and what they are computed from: the operands of each for which `through` is true."""
+    return closure(nodes, lambda node: operands(node) if through(node) else ())
+
+
 def ancestors(nodes: Iterable[Node], among: Test) -> Iterator[Node]:
     """Some nodes, and what these are computed from."""
     return closure(filter(among, nodes), lambda node: filter(among, operands(node)))

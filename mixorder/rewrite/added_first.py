@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch.fx import Node
@@ -133,9 +134,7 @@ def _of_reduction_groups(
             continue  # a norm's forward, or a moment beside a variance
         if of_views and any(map(is_permutation, reads | seen)):
             continue
-        both = [
-            shared for factor in run for over_factor in over.run if (shared := _shared(factor, over_factor))
-        ]
+        both = _shared(run, over.run)
         count, all_own, all_over = (product(f.size for f in some) for some in (both, factors, over.run))
         is_outer, begins = is_outer_like(over), over != reduced(partner)
         if count in (1, all_own) or (of_all and not (is_outer or begins) and size not in further):
@@ -177,12 +176,7 @@ def _as_another(
             continue
         if any(map(is_permutation, reads | seen)):
             continue
-        both = [
-            shared
-            for factor in factors
-            for over_factor in over.run or ()
-            if (shared := _shared(factor, over_factor))
-        ]
+        both = _shared(factors, over.run or ())
         if product(f.size for f in both) == product(over.shape[d] for d in over.dims) and both != factors:
             return First(tuple(_split(n, order[d], both) for d, n in enumerate(what.shape)))  # type: ignore[index]
     return None
@@ -192,7 +186,13 @@ def _order(shape: tuple[Size, ...]) -> Order | None:
     return divided((Factor(1, product(shape)),), shape)
 
 
-def _shared(factor: Factor, partner: Factor) -> Factor | None:
+def _shared(factors: Iterable[Factor], others: Iterable[Factor]) -> list[Factor]:
+    """The factors of the elements that two runs both have."""
+    pairs = itertools.product(factors, others)
+    return [shared for pair in pairs if (shared := _shared_part(*pair)) is not None]
+
+
+def _shared_part(factor: Factor, partner: Factor) -> Factor | None:
     """The elements of a factor that another one has too; None if these are no factor."""
     if partner.covers(factor):
         return factor
@@ -201,12 +201,8 @@ def _shared(factor: Factor, partner: Factor) -> Factor | None:
         return None
     start, end = max(ends[::2]), min(ends[1::2])  # type: ignore[type-var]
     size = ratio(end, start) if start < end else None  # type: ignore[operator]
-    common_factor = None if size is None else Factor(start, size)
-    return (
-        common_factor
-        if common_factor and factor.covers(common_factor) and partner.covers(common_factor)
-        else None
-    )
+    part = None if size is None else Factor(start, size)
+    return part if part is not None and factor.covers(part) and partner.covers(part) else None
 
 
 def _split(size: Size, run: Sequence[Factor], common: Sequence[Factor]) -> tuple[tuple[Size, bool], ...]:

@@ -60,7 +60,7 @@ from ..region.orders import is_loop
 from ..region.sizes import Size, product
 from ..region.space_analysis import takes_operands
 from ..region.tile import is_within_tile
-from ..region.walk import by_position, closure, descendants, position
+from ..region.walk import by_position, closure, descendants, position, sources
 from .added_first import MEAN, First, added_first, is_traced
 from .graph_writer import is_launched
 from .linear import chained, is_same_along
@@ -868,13 +868,12 @@ def _block(
     block = next((n for n in BLOCKS if cols % n == 0), None)
     if block is None:
         return None
-    sources = [(above(reduced_value), dims) for reduced_value, dims in reductions]
-    sharing = [(tensors, dims) for tensors, dims in sources if not tensors.isdisjoint(above(value))]
+    over = [(above(reduced_value), dims) for reduced_value, dims in reductions]
+    sharing = [(tensors, dims) for tensors, dims in over if not tensors.isdisjoint(above(value))]
     read = {n for tensors, _ in sharing for n in tensors if not (is_pointwise(n) or is_view(n))}
     if cols * len(read) <= LONG_ROW or all(-1 in dims for _, dims in sharing):
         return None
-    before = closure([value], lambda n: operands(n) if is_traced(n) else ())
-    around = itertools.chain(before, descendants(node.users, is_traced))
+    around = itertools.chain(sources([value], is_traced), descendants(node.users, is_traced))
     only_one = all(reduction.shape != what.shape for n in around if (reduction := reduced(n)) is not None)
     return block if only_one else None
 
@@ -891,7 +890,7 @@ def _by_blocks(rewrite: _Rewrite, block: int) -> None:
 
 def _above(value: Node) -> set[Node]:
     """The tensors with as many elements as a value that it is computed of, without reductions; and itself."""
-    nodes = closure([value], lambda n: operands(n) if is_pointwise(n) or is_view(n) else ())
+    nodes = sources([value], lambda n: is_pointwise(n) or is_view(n))
     return {n for n in nodes if product(shape_of(n) or ()) == product(shape_of(value) or ())}
 
 

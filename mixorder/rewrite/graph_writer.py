@@ -28,6 +28,7 @@ from ..region.nodes import fake, size_of
 from ..region.placement import place_of
 from ..region.region import Region
 from ..region.sizes import Size
+from .sizes import folded, value_of
 
 aten = torch.ops.aten
 _PROVENANCE = ("stack_trace", "nn_module_stack", "seq_nr", "original_aten", "from_node", "custom")
@@ -62,7 +63,7 @@ class GraphWriter:
         """Call an operator. Its result is traced as Inductor does after the pass, which would add guards
         there: where that needs one, this raises `Decline`."""
         with tracing(self.fake_mode):
-            val = target(*torch.fx.map_arg(args, _value), **kwargs)
+            val = target(*torch.fx.map_arg(args, value_of), **kwargs)
         return self.add(target, args, kwargs, val)
 
     def empty(self, buffer: Buffer, num_splits: int) -> Node:
@@ -137,12 +138,7 @@ class GraphWriter:
         function = SIZE_FUNCTIONS.get(expr.func)
         if function is None:
             raise Decline(DeclineReason.DYNAMIC_SHAPE, f"no value before the region has the size {expr}")
-        first, *rest = (self.size(arg) for arg in expr.args)
-        for second in rest:
-            args = (first, second)
-            first = self.add(function, args, {}, function(*map(_value, args)))
-        assert isinstance(first, Node)
-        return first
+        return folded(function, map(self.size, expr.args), lambda f, args, val: self.add(f, args, {}, val))
 
     def launch(
         self,
@@ -162,7 +158,7 @@ class GraphWriter:
         written = {buffer.pointer: buffer.name for buffer in arguments if buffer.name in source.written}
         kernel = load_kernel(source)
         if self.device.type == "cuda" and torch.cuda.is_available():  # else there is no target to compile for
-            check_kernel(kernel, torch.fx.map_arg({**tensors, **sizes}, _value))
+            check_kernel(kernel, torch.fx.map_arg({**tensors, **sizes}, value_of))
         grid = self.size(source.grid), 1, 1
         kwargs = launch_arguments(kernel, grid, {**tensors, **sizes}, list(written))
         # The functional operator returns new tensors: a result must not share its argument's fake memory.
@@ -170,7 +166,7 @@ class GraphWriter:
         node = self.add(triton_kernel_wrapper_functional, (), kwargs, result)
         node.meta["from_node"] = [_source_of(made_of)]
         # The kernel computes addresses from these strides: Inductor must not pad or reorder its inputs.
-        node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), _value)
+        node.meta["eager_input_vals"] = torch.fx.map_arg((node.args, node.kwargs), value_of)
         return {
             name: self.add(operator.getitem, (node, key), {}, result[key]) for key, name in written.items()
         }
@@ -209,7 +205,3 @@ def _source_of(nodes: tuple[Node, ...]) -> NodeSource:
     source.node_info.name = ", ".join(node.name for node in nodes)
     source.from_node = [NodeSource(node, "mixorder", NodeSourceAction.REPLACE) for node in nodes]
     return source
-
-
-def _value(arg: int | Node) -> Any:
-    return arg.meta["val"] if isinstance(arg, Node) else arg

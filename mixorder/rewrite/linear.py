@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from ..region.nodes import is_pointwise, operands, reduced, shape_of
 from ..region.sizes import product
-from ..region.walk import by_position, closure, dependents, descendants
+from ..region.walk import by_position, dependents, descendants, sources
 from .added_first import is_traced
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ def chained(nodes: Iterable[Node], begun: Collection[Node]) -> dict[Node, set[No
         size = product(what.shape)
         if not any(product(shape_of(n) or ()) == size for n in descendants(node.users, is_traced)):
             continue
-        above = by_position(closure(operands(node), lambda n: operands(n) if is_traced(n) else ()))
+        above = by_position(sources(operands(node), is_traced))
         if earlier := [n for n in above if n in sums and sums[n].run == what.run]:
             chains[node] = dependents(earlier, above)
     return chains

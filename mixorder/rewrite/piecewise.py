@@ -36,7 +36,7 @@ from ..region.nodes import (
 )
 from ..region.sizes import product
 from ..region.space_analysis import SMALL, takes_operands
-from ..region.walk import closure
+from ..region.walk import closure, sources
 from .pieces import bounds, joined_of
 
 aten = torch.ops.aten
@@ -136,13 +136,13 @@ def find_piecewise(nodes: Sequence[Node]) -> Iterator[Piecewise]:
         taken.update(pieces.inside)
         ends = itertools.pairwise((0, *itertools.accumulate(p.size for p in pieces.all)))
         piecewise = _computed_of(node, [Range(node, pieces.dim, *span) for span in ends])
-        sources = {i: p.source for i, p in enumerate(pieces.all) if isinstance(p.source, Node)}
+        made_of = {i: p.source for i, p in enumerate(pieces.all) if isinstance(p.source, Node)}
         along = {piecewise.ranges[operands(n)[0]][0].dim in reduced(n).dims for n in piecewise.reductions}  # type: ignore[union-attr]
         sizes = sorted(p.size for p in pieces.all)
         if along == {True} and SMALL * sum(sizes[:-1]) <= sizes[-1]:
             pays = True
-        elif pays := along == {False} and _are_added_up(piecewise, sources):
-            shown = {n: range_of(n) for n in _above(sources.values())}
+        elif pays := along == {False} and _are_added_up(piecewise, made_of):
+            shown = {n: range_of(n) for n in _above(made_of.values())}
             piecewise.slices |= {
                 n: range_ for n, range_ in shown.items() if range_ and is_inlined(range_.node)
             }
@@ -201,10 +201,10 @@ def _ranges_below(user: Node, ranges: list[Range]) -> list[Range] | None:
     return None
 
 
-def _are_added_up(piecewise: Piecewise, sources: Mapping[int, Node]) -> bool:
+def _are_added_up(piecewise: Piecewise, made_of: Mapping[int, Node]) -> bool:
     """Whether a kernel that computes a piece can add it up: one with a reduction along its rows, or one that
-    computes two pieces of one size of the same tensors. `sources`: of pieces, by their places."""
-    above = {i: _above([n]) for i, n in sources.items() if takes_operands(unviewed(n))}
+    computes two pieces of one size of the same tensors. `made_of`: the pieces' sources by their places."""
+    above = {i: _above([n]) for i, n in made_of.items() if takes_operands(unviewed(n))}
     for i, those in above.items():
         ends = [(piecewise.ranges[operands(n)[0]][i], reduced(n)) for n in piecewise.reductions]
         outer = [Reduced(tuple(range_.shape), what.dims) for range_, what in ends if what]
@@ -212,11 +212,11 @@ def _are_added_up(piecewise: Piecewise, sources: Mapping[int, Node]) -> bool:
         if any(_are_pair(*both) for both in itertools.product(inner, outer)):
             return True
     alike = (
-        both for both in itertools.combinations(above, 2) if len({shape_of(sources[i]) for i in both}) == 1
+        both for both in itertools.combinations(above, 2) if len({shape_of(made_of[i]) for i in both}) == 1
     )
     for i, j in alike:
-        size = product(shape_of(sources[i]) or ())
-        read, also_read = (_above([sources[k]], reductions=False) for k in (i, j))
+        size = product(shape_of(made_of[i]) or ())
+        read, also_read = (_above([made_of[k]], reductions=False) for k in (i, j))
         if any(product(shape_of(n) or ()) == size for n in read & also_read):
             return True
     return False
@@ -235,11 +235,11 @@ def _are_pair(inner: Reduced, outer: Reduced) -> bool:
 def _above(nodes: Iterable[Node], reductions: bool = True) -> set[Node]:
     """Some nodes and what loops compute them of, also by reductions."""
 
-    def above(node: Node) -> Iterable[Node]:
+    def is_computed(node: Node) -> bool:
         shown = is_elementwise(node) or shows(node) or _shows_slice(node)
-        return operands(node) if shown or (reductions and reduced(node)) else ()
+        return shown or (reductions and reduced(node) is not None)
 
-    return {*closure(nodes, above)}
+    return {*sources(nodes, is_computed)}
 
 
 def _shows_slice(node: Node) -> bool:

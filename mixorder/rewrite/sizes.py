@@ -8,6 +8,8 @@ launch would have to come before itself. Some matrix products are recomputed for
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -37,6 +39,19 @@ def _is_inside(node: Node) -> bool:
     source = node.args[0]
     assert isinstance(source, Node)
     return source.op != "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def folded(function: Any, operands: Iterable[Node | int | None], add: Callable[..., Node]) -> Node:
+    """A node with a function's value of all operands, from the first one on."""
+    first, *rest = operands
+    for second in rest:
+        first = add(function, (first, second), function(value_of(first), value_of(second)))
+    assert isinstance(first, Node)
+    return first
+
+
+def value_of(arg: Any) -> Any:
+    return arg.meta["val"] if isinstance(arg, Node) else arg
 
 
 class Sizes:
@@ -85,16 +100,7 @@ class Sizes:
         made_of = [self.of(arg) for arg in size.args] if function is not None else []  # type: ignore[union-attr]
         if function is None or any(operand is None for operand in made_of):
             return None
-        first, *rest = made_of
-        for second in rest:
-            val = function(
-                *(
-                    operand.meta["val"] if isinstance(operand, Node) else operand
-                    for operand in (first, second)
-                )
-            )
-            first = self.add(function, (first, second), val)
-        assert isinstance(first, Node)
+        first = folded(function, made_of, self.add)
         made = first.meta["val"]
         # Torch may write a size in another form than the one that was asked for.
         same = isinstance(made, torch.SymInt) and canonical(made.node.expr) == canonical(size)  # type: ignore[arg-type]
