@@ -8,30 +8,19 @@ import pytest
 import torch
 from graphs import bf16, f32, find, only, traced
 
-from mixorder.errors import Decline, DeclineReason
-from mixorder.region.find import find_regions
 from mixorder.region.nodes import CONSTANTS
 from mixorder.region.region import Region
 from mixorder.region.space_analysis import SpaceAnalysis
-from mixorder.region.variants import smaller
 
 FULL, SQUARE = ((512, 256), bf16), ((256, 256), bf16)
 F8 = torch.float8_e4m3fn
 aten = torch.ops.aten
-NO_ROOM = Decline(DeclineReason.MEMORY, "for a test")
 
 
 def scaled(x: Any, dim: int) -> tuple[Any, Any]:
     """A float32 tensor as float8, and one scale for each row or column."""
     scale = 448 / x.abs().amax(dim, keepdim=True)
     return (x * scale).to(F8), scale
-
-
-def mixed_order(x: Any) -> tuple[Any, ...]:
-    """A float32 tensor as float8, twice, with a scale for each row and for each column."""
-    size = x.abs()
-    rows, columns = (448 / size.amax(dim, keepdim=True) for dim in (1, 0))
-    return (x * rows).to(F8), rows, (x * columns).to(F8), columns
 
 
 def full_outputs(region: Region) -> list[str]:
@@ -49,27 +38,6 @@ def test_a_cast_outside_reads_the_narrower_tensor(returned: bool) -> None:
         return *scaled(wide, 1), *scaled(wide, 0), *([total] if returned else [])
 
     assert full_outputs(only(traced(function, FULL, FULL, FULL))) == ["torch.bfloat16", str(F8)]
-
-
-def test_what_inductor_recomputes_need_not_be_written() -> None:
-    """Where the graph's peak leaves no room for it: loops outside then read what it is computed from."""
-
-    def function(x: Any, y: Any, z: Any) -> Any:
-        return *mixed_order((x + y).float().sin()), *mixed_order((x * z).float().sin())
-
-    region = next(find_regions(traced(function, FULL, FULL, FULL)))
-    assert isinstance(region, Region) and len(region.inner) == len(region.outer) == 2
-    sums = [n for n in region.outputs if n.meta["val"].dtype == bf16]
-    assert full_outputs(region) == ["torch.bfloat16"] * 2 + [str(F8)] * 2
-    both, one = [str(F8)] * 2, ["torch.bfloat16", *[str(F8)] * 2]
-    for stored, expected in (([], both), (sums[:1], one), (sums, None)):  # Inductor writes `stored`
-        found = [
-            subregion for subregion in smaller(region, NO_ROOM, stored) if subregion.inner == region.inner
-        ]
-        told = [full_outputs(subregion) for subregion in found if subregion.outer == region.outer]
-        assert [subregion for subregion in told if subregion in (both, one)] == (
-            [expected] * 2 if expected else []
-        )
 
 
 def test_what_a_product_reads_is_written() -> None:

@@ -16,7 +16,6 @@ from torch.fx import Graph
 from mixorder.region.find import find_regions
 from mixorder.region.gathers import is_gather
 from mixorder.region.nodes import operands
-from mixorder.region.reduction_groups import reduced_further
 from mixorder.region.region import Region
 from mixorder.rewrite.canonicalise import Canonicaliser
 
@@ -265,19 +264,6 @@ constants alone. unsupported-op""",
 # Acceptance.
 
 
-def test_what_a_column_sum_has_to_precede_is_in_the_region_behind_it() -> None:
-    """Sinkhorn's normalisation of rows and of columns, in turn: a sum of a column is needed by all rows."""
-
-    def function(x: Any) -> Any:
-        for _ in range(3):
-            x = x - x.logsumexp(1, keepdim=True)
-            x = x - x.logsumexp(0, keepdim=True)
-        return (x,)
-
-    found = [(len(r.inner), len(r.outer)) for r in convex_in_turn(traced(function, FULL))]
-    assert found == [(2, 1)] * 3
-
-
 @pytest.mark.parametrize("behind", ["a product", "a scan", "nothing"])
 def test_what_a_product_has_read_is_rounded_beside_its_result(behind: str) -> None:
     """The region recomputes `v`, but the product has read the `v` that is in memory."""
@@ -292,18 +278,6 @@ def test_what_a_product_has_read_is_rounded_beside_its_result(behind: str) -> No
     half, square, row = ((512, 256), bf16), ((256, 256), bf16), ((512, 1), bf16)
     (region,) = convex(traced(function, half, row, square, half))
     assert names(region.rounded) == ({"mul"} if behind != "nothing" else set())
-
-
-def test_a_weight_per_head_and_one_for_all_heads_are_two_regions() -> None:
-    """Both sums over rows share the inner reduction, but not the space: the first takes it."""
-
-    def function(x: Any, dy: Any) -> Any:
-        product = x * dy
-        per_head = product.reshape(128, 4, 256).sum(0)
-        return dy - x * product.sum(1, keepdim=True), per_head, product.sum(0)
-
-    (region,) = convex_in_turn(traced(function, FULL, FULL))
-    assert len(region.outer) == 1 and region.space.batch == 4
 
 
 # Refusals, and what a region must not swallow.
@@ -466,47 +440,6 @@ def test_a_gather_below_the_reductions_is_outside(below: Any, shape: tuple[int, 
     list(convex_in_turn(graph))
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 16), (16, 16, 16)])
-@pytest.mark.parametrize("form", ["copy", "cast", "merged", "residual"])
-def test_rows_in_another_order_are_stored_as_their_reader_wants_them(
-    form: str, shape: tuple[int, ...]
-) -> None:
-    """Heads first in the norm, tokens first in the matrix product behind it: there is no copy between."""
-
-    def function(x: Any, z: Any, r: Any, m: Any) -> Any:
-        product = x * z
-        dx = (x - z * product.sum(-1, keepdim=True)).permute(1, 0, 2)
-        if form == "cast":
-            dx = dx.to(bf16)
-        if form == "residual":
-            dx = dx + r.permute(1, 0, 2)
-        back = dx.contiguous().view(shape[1], -1)
-        if form == "merged":
-            back = back.reshape(shape[1] // 2, 2, -1).transpose(0, 1).exp().contiguous().view(shape[1], -1)
-        return back @ m, product.sum((0, 1))
-
-    wide = ((shape[0] * shape[2], 8), bf16 if form == "cast" else f32)
-    graph = traced(function, (shape, f32), (shape, f32), (shape, f32), wide)
-    (region,) = convex(graph)
-    permuted = {"copy": 1, "cast": 1, "merged": 2, "residual": 1}[form]
-    assert sum(n in region.permuted for n in region.nodes if n.target is aten.permute.default) == permuted
-    assert [n.target for n in region.outputs if n in region.permuted] == [aten.clone.default]
-    assert len(region.outputs) == 2 and region.outputs[-1].meta["val"].is_contiguous()
-    list(convex_in_turn(graph))
-    assert aten.clone.default not in {n.target for n in graph.nodes}
-
-
-def test_a_reader_in_the_rows_own_order_gets_a_store_of_its_own() -> None:
-    def function(x: Any, z: Any, m: Any) -> Any:
-        product = x * z
-        dx = x - z * product.sum(-1, keepdim=True)
-        back = dx.permute(1, 0, 2).contiguous().view(4, -1)
-        return back @ m, dx.view(8, 16) @ m[:16], product.sum((0, 1))
-
-    (region,) = convex(traced(function, ((2, 4, 16), f32), ((2, 4, 16), f32), ((32, 8), f32)))
-    assert sorted(n in region.permuted for n in region.outputs) == [False, False, True]
-
-
 @pytest.mark.parametrize("other", ["unpermuted", "permuted_otherwise", "reduction"])
 def test_rows_of_two_orders_do_not_meet(other: str) -> None:
     def function(x: Any, z: Any) -> Any:
@@ -533,19 +466,3 @@ def test_half_of_a_tensor_that_is_dear_to_make_is_not_made_twice() -> None:
 
     (region,) = convex(traced(function, HEADS, ((2, 4, 8), f32), ((2, 4, 8), f32)))
     assert "mul" in names(region.inputs)
-
-
-def test_layers_of_a_network_are_not_swept_for_reduction_groups() -> None:
-    """Each layer's sums have all earlier layers' results behind them, none of which is reduced further."""
-
-    def layers(x: Any, *dys: Any) -> Any:
-        found, gradient = [], 0.0
-        for dy in dys:
-            found.append((dy * x).sum(0))
-            gradient = gradient + dy - x * (dy * x).mean(1, keepdim=True)
-        return gradient, *found
-
-    rows = ((512, 256), f32)
-    assert not reduced_further(traced(layers, *[rows] * 4).nodes)
-    nodes = graphs.group_norm_backward(4, 196, 64, 8).nodes
-    assert reduced_further(nodes) == {4 * 196 * 64}
