@@ -37,6 +37,17 @@ def test_what_is_recomputed_reads_no_more_than_it_has_bytes(make: Any, again: bo
     assert SpaceAnalysis(512 * 256).recomputed(result) == again
 
 
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_what_is_recomputed_depends_on_no_question_before(asked_before: bool) -> None:
+    """A sum of two inputs reads twice the bytes of its result."""
+    graph = traced(lambda x, y: x + y, ((256, 256), f32), ((256, 256), f32))
+    (total,) = graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
+    analysis = SpaceAnalysis(256 * 256)
+    if asked_before:
+        assert all(map(analysis.recomputed, total.all_input_nodes))
+    assert not analysis.recomputed(total)
+
+
 def test_what_reads_a_scalar_on_another_device_is_left_outside() -> None:
     """As the probability of a dropped path may be. The reductions are fused without it."""
 

@@ -7,11 +7,12 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from graphs import bf16, f32, only, outcomes, path_through_remainder, traced
+from graphs import bf16, f32, fused, outcomes, path_through_remainder, traced
 from support import quantised
 from torch.fx import Graph
 
 from mixorder.errors import Decline, DeclineReason
+from mixorder.options import Options
 from mixorder.region.find import RegionSearch, find_regions
 from mixorder.region.region import Region
 from mixorder.region.variants import lighter, smaller
@@ -62,22 +63,6 @@ def test_a_subregion_without_a_reduction_leaves_out_what_is_there_for_it() -> No
         assert all(canonicaliser.joining[n].isdisjoint(subregion.nodes) for n in without)
 
 
-def test_what_is_written_for_loops_outside_only_is_left_to_them() -> None:
-    """The sum over everything reads dx and `other`, not a product of them that would be written for it."""
-
-    def function(x: Any, dy: Any, other: Any) -> Any:
-        dx, dw = graphs.pair(x, dy)
-        return dx, dw, (dx * other).sum()
-
-    def needed(x: Any, dy: Any, other: Any) -> Any:
-        dx, dw = graphs.pair(x, dy)
-        return dw, (dx * other) @ other.t()
-
-    full = ((512, 256), f32)
-    assert [n.name for n in only(traced(function, full, full, full)).outputs] == ["sub", "sum_2"]
-    assert [n.name for n in only(traced(needed, full, full, full)).outputs] == ["sum_2", "mul_2"]
-
-
 def rotated(q: Any, k: Any, v: Any, inverse: Any) -> Any:
     """The gradient of queries, keys and values behind rotary embeddings, for a projection and its bias. The
     embeddings' sines and cosines are computed from positions, as GPT-NeoX does."""
@@ -118,6 +103,20 @@ def test_lighter_regions_read_tables_or_gathers() -> None:
     assert targets(tables).isdisjoint({aten.cos.default, aten.sin.default})
     assert aten.cat.default not in targets(plain)
     assert len(lighter(region, {"mul_1"})) == 1  # of the gradient's own size: it is read once
+
+
+def test_a_table_in_half_precision_is_read_as_it_was_before_it_was_rounded() -> None:
+    """A kernel of Inductor's that computes the table rounds none of it between two operators."""
+
+    def function(large: Any, w: Any, x: Any, dy: Any, angle: Any) -> Any:
+        cos, sin = (t.bfloat16() for t in (angle.cos(), angle.sin()))
+        dx, dw = graphs.pair(x.view(-1, 128), (dy * cos + dy.roll(64, -1) * sin).view(-1, 128))
+        return (large @ w @ w).sum(), dx, dw  # the graph holds the most elsewhere
+
+    shape, large = ((16, 4096, 128), bf16), ((2**19, 256), bf16)
+    graph = traced(function, large, ((256, 256), bf16), shape, shape, (shape[0][1:], f32))
+    record = fused(graph, min_numel=Options.min_numel)
+    assert {t.dtype for t in record.inputs if t.shape == shape[0][1:]} == {"f32"}
 
 
 def test_last_steps_are_left_out_where_one_program_would_have_too_many_results() -> None:
