@@ -41,9 +41,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self, blocks=0):
         super().__init__()
-        self.up, self.layers = nn.Linear(16, 64), nn.ModuleList([Block()])
+        self.up, self.layers = nn.Linear(16, 64), nn.ModuleList(Block() for _ in range(blocks))
         self.norm, self.head = nn.RMSNorm(64), nn.Linear(64, 4)
 
     def forward(self, x, labels):
@@ -199,7 +199,8 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 def fsdp2() -> str:
     (shard,) = lines("FSDP2, in your own training loop", "python")
-    return "\n".join([BEFORE, GROUP, shard, "train(model)", AFTER, "dist.destroy_process_group()"])
+    script = [BEFORE, GROUP, "model = Model(1)", shard, "train(model)", AFTER, "dist.destroy_process_group()"]
+    return "\n".join(script)
 
 
 SCRIPTS = {
@@ -247,7 +248,7 @@ from types import SimpleNamespace
 from torchtitan.config import CompileConfig
 from torchtitan.distributed.compile import apply_compile
 
-dims = SimpleNamespace(tp_enabled=False)
+dims, model = SimpleNamespace(tp_enabled=False), Model(1)
 apply_compile(model, compile_config=CompileConfig(enable=True), parallel_dims=dims)
 train(model)
 """

@@ -41,15 +41,28 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert versions[0] == mixorder.__version__ and len(versions) == len(set(versions))
 
 
+def build(source: Path, folder: Path, hook: str) -> Path:
+    """The wheel that a hook of the build backend makes."""
+    code = f"import sys, setuptools.build_meta as build; build.{hook}(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, folder], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = copied(tmp_path_factory.mktemp("source") / "mixorder")
-    built = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    done = subprocess.run([*command, "-w", built, source], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (path,) = built.glob("*.whl")
-    return path
+    return build(source, tmp_path_factory.mktemp("wheel"), "build_wheel")
+
+
+def installed(wheel: Path, folder: Path) -> Path:
+    """The folder with what pip would write there of a pure wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    for data in folder.glob("*.data/purelib/*"):
+        data.rename(folder / data.name)
+    return folder
 
 
 def read(wheel: Path, name: str) -> str:
@@ -123,8 +136,7 @@ def test_its_description_has_no_link_that_leads_nowhere(wheel: Path) -> None:
 
 
 def test_installed_the_option_works_with_nothing_else_said(wheel: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path, wheel]
-    subprocess.run(command, check=True, capture_output=True)
+    installed(wheel, tmp_path)
     code = (
         "import torch, sys\n"
         "torch.compile(lambda x: x, options={'mixorder': True, 'mixorder_split_size': 4})\n"
@@ -173,11 +185,7 @@ sys.meta_path.insert(0, Hidden)
 def clone(tmp_path: Path) -> Path:
     """Installed into `site` beside it."""
     source = copied(tmp_path / "mixorder")
-    code = "import sys, setuptools.build_meta as build; build.build_editable(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=source, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site"]
-    subprocess.run([*command, wheel], check=True, capture_output=True)
+    installed(build(source, tmp_path, "build_editable"), tmp_path / "site")
     return source
 
 

@@ -38,10 +38,6 @@ def fresh() -> None:
     legality.say_once.cache_clear()
 
 
-def launches(graph: Graph) -> int:
-    return sum("triton_kernel_wrapper" in str(n.target) for n in graph.nodes)
-
-
 # Left alone.
 
 NO_PAIRS = {

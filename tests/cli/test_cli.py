@@ -91,16 +91,6 @@ def checkpointed() -> tuple[nn.Module, Tensor]:
     return _Checkpointed(), torch.randn(2, 16, 32)
 
 
-class _Autocast(nn.LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cuda"):
-            return super().forward(x)
-
-
-def autocast() -> tuple[nn.Module, Tensor]:
-    return nn.Sequential(nn.Linear(32, 32), _Autocast(32)), torch.randn(8, 32)
-
-
 def misfit() -> tuple[nn.Module, Tensor]:
     return nn.LayerNorm(32), torch.randn(8, 16)
 

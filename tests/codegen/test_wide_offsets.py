@@ -18,6 +18,7 @@ from graphs import bf16, f32, i64, traced, traced_rows
 from index_intervals import overflows
 from support import quantised
 from test_producers import kernel_of
+from waits import unbounded
 
 from mixorder.codegen.programmatic_launch import released
 from mixorder.codegen.source import KernelSource, LaunchConfig
@@ -124,6 +125,9 @@ def test_reductions_of_whole_rows_or_columns(name: str, what: str) -> None:
     sources = strategy.generate(loops, schedule, "test")
     assert [line for source in sources for line in overflows(source)] == []
     assert any("int64" in source.text for source in sources)
+    assert [loop for source in sources for loop in unbounded(source.text)] == []
+    if strategy is COOPERATIVE:
+        assert "while " in sources[0].text and "bra again" in sources[0].text
 
 
 SYMBOLIC = {
@@ -176,7 +180,7 @@ def test_blocks_in_a_tile(what: str, staged: bool) -> None:
         schedule = dataclasses.replace(schedule, results=())
         schedule = tile.through_workspace(schedule, facts) if staged else schedule
         for source in TILE.generate(TILE.place(graphs.merged(region), schedule), schedule, "test"):
-            assert overflows(source) == []
+            assert overflows(source) == unbounded(source.text) == []
             checked += "int64" in source.text
     assert checked or staged
 

@@ -1,13 +1,15 @@
 """Loading and installing, with the real Inductor CPU backend and a recorder for the pipeline."""
 
-import functools
+import importlib
+import inspect
 import os
 import pickle
 import subprocess
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as config
-from fresh_process import HANG_S, python, python_after
+from fresh_process import HANG_S, python
 from grids import crossed
 from recorder import Lowered, Recorder
 from torch._dynamo.utils import counters
@@ -24,25 +26,26 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
 
 import mixorder
-from mixorder import plugin
+from mixorder import _autoload, plugin
 from mixorder.errors import CannotExplain
 from mixorder.inductor import hooks as install
 from mixorder.inductor import versions
 from mixorder.options import SOURCE_HASH_KEY, Options
 
 
-def loss(x: torch.Tensor) -> torch.Tensor:
-    return (x.sin() * 2).sum()
+def product(x: torch.Tensor) -> torch.Tensor:
+    """No C++ is compiled for it: neither its forward nor its backward has a loop."""
+    return x @ x.detach()
 
 
 def compiled(**options: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    return torch.compile(loss, options=options)
+    return torch.compile(product, options=options)
 
 
 def train_step(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    x = torch.randn(8, requires_grad=True)
-    fn(x).backward()
-    torch.testing.assert_close(x.grad, 2 * x.cos())
+    x = torch.randn(8, 8, requires_grad=True)
+    fn(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones_like(x) @ x.detach().t())
 
 
 def test_option_holds_for_forward_and_backward(runs: Recorder) -> None:
@@ -91,7 +94,7 @@ def test_options_without_the_switch_are_told(runs: Recorder, options: dict[str, 
     install.warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        torch.compile(loss, options=options)(torch.randn(8))
+        torch.compile(product, options=options)(torch.randn(8, 8))
     expected = 'mixorder_autotune, mixorder_min_numel does nothing without "mixorder": True'
     assert [str(w.message) for w in said if "mixorder" in str(w.message)] == [expected] * told
     assert runs == []
@@ -104,7 +107,7 @@ def test_an_option_that_the_environment_overrules_is_told_once(
     enabled_by({"MIXORDER": "0"})
     for _ in range(2):
         torch._dynamo.reset()
-        torch.compile(loss, options={"mixorder": True})(torch.randn(8))
+        torch.compile(product, options={"mixorder": True})(torch.randn(8, 8))
     said = [record.getMessage() for record in caplog.records if "keeps mixorder off" in record.getMessage()]
     assert said == ['MIXORDER=0 keeps mixorder off, also where options have "mixorder": True']
     assert runs == []
@@ -118,7 +121,7 @@ def test_an_unsupported_torch_is_told_and_left_alone(runs: Recorder, monkeypatch
         with pytest.warns(UserWarning, match=r"mixorder stays off: torch 2.10.1\+cu128 is not supported"):
             train_step(compiled(mixorder=True))
         with pytest.raises(CannotExplain, match="2.11 is the oldest"):
-            mixorder.explain(loss)(torch.randn(8))
+            mixorder.explain(product)(torch.randn(8, 8))
     versions.unsupported.cache_clear()
     install.warn_once.cache_clear()
     assert runs == []
@@ -128,10 +131,10 @@ def test_config_patch_around_forward_only_holds_for_backward(runs: Recorder) -> 
     """Torch compiles the backward at its first call and, for values that come from `config.patch`
     and not from `torch.compile(options=...)`, under the config of that moment: the backward
     would be compiled without. mixorder keeps the values of the forward."""
-    fn = torch.compile(loss)
-    x = torch.randn(8, requires_grad=True)
+    fn = torch.compile(product)
+    x = torch.randn(8, 8, requires_grad=True)
     with config.patch({"mixorder": True, "mixorder_split_size": 4}):
-        out = fn(x)
+        out = fn(x).sum()
     assert len(runs) == 1 and not config.mixorder
     out.backward()
     assert [options.split_size for _, options, _ in runs] == [4, 4]
@@ -141,28 +144,28 @@ def test_torch_drops_a_config_patch_before_the_backward(runs: Recorder) -> None:
     """The premise of the test above, on an option of torch's own. If this fails, torch has learnt
     to keep the config, and `_keep_options_for_backward` can go."""
     seen: list[bool] = []
-    fn = torch.compile(loss)
-    x = torch.randn(8, requires_grad=True)
+    fn = torch.compile(product)
+    x = torch.randn(8, 8, requires_grad=True)
     with config.patch("post_grad_custom_post_pass", lambda graph: seen.append(True)):
-        out = fn(x)
+        out = fn(x).sum()
     out.backward()
     assert len(seen) == 1
 
 
 def test_config_patch_around_backward_only(runs: Recorder) -> None:
     """The config at the time of the backward's compile counts where the forward had it off."""
-    out = torch.compile(loss)(torch.randn(8, requires_grad=True))
+    out = torch.compile(product)(torch.randn(8, 8, requires_grad=True)).sum()
     with config.patch("mixorder", True):
         out.backward()
     assert len(runs) == 1
 
 
 def test_option_wins_over_config_patch_in_the_backward(runs: Recorder) -> None:
-    x = torch.randn(8, requires_grad=True)
+    x = torch.randn(8, 8, requires_grad=True)
     with config.patch({"mixorder": True, "mixorder_split_size": 4}):
         train_step(compiled(mixorder=False))
         assert runs == []
-        out = compiled(mixorder_split_size=8)(x)
+        out = compiled(mixorder_split_size=8)(x).sum()
     out.backward()
     assert [options.split_size for _, options, _ in runs] == [8, 8]
 
@@ -174,18 +177,19 @@ def test_option_wins_over_config_patch_in_the_backward(runs: Recorder) -> None:
     ),
 )
 def test_modes_of_torch(runs: Recorder, mode: str, way: str) -> None:
-    if way == "options":
-        train_step(torch.compile(loss, options={**torch._inductor.list_mode_options(mode), "mixorder": True}))
-    else:
-        with config.patch("mixorder", True):
-            train_step(torch.compile(loss, mode=mode))
+    with config.patch({"mixorder": way == "patch", "max_autotune_gemm_backends": "ATEN"}):
+        if way == "options":
+            options = {**torch._inductor.list_mode_options(mode), "mixorder": True}
+            train_step(torch.compile(product, options=options))
+        else:
+            train_step(torch.compile(product, mode=mode))
     assert [options.enabled for _, options, _ in runs] == [True, True]
 
 
 def test_a_mode_and_options_exclude_each_other() -> None:
     """The premise of what the README says of modes."""
     with pytest.raises(RuntimeError, match="mode or options"):
-        torch.compile(loss, mode="max-autotune", options={"mixorder": True})
+        torch.compile(product, mode="max-autotune", options={"mixorder": True})
 
 
 def test_bad_value_is_told(runs: Recorder) -> None:
@@ -253,7 +257,7 @@ def aware_pass(calls: list[Any]) -> CustomGraphPass:
 def test_inference_aware_user_pass(runs: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = order_recorder(runs, monkeypatch)
     with config.patch("post_grad_custom_post_pass", aware_pass(calls)):
-        compiled(mixorder=True)(torch.randn(8))
+        compiled(mixorder=True)(torch.randn(8, 8))
     assert calls == [True, "mixorder"]
 
 
@@ -292,7 +296,7 @@ class TestSinglePass:
         calls: list[str] = []
         chain = versions._chain(Tagging(calls, "a"), Tagging(calls, "b"))
         with config.patch("post_grad_custom_post_pass", chain):
-            torch.compile(loss)(torch.randn(8))
+            torch.compile(product)(torch.randn(8, 8))
         assert calls == ["a", "b"]
 
 
@@ -337,11 +341,7 @@ def kept(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_cached_backward_overwrites_nothing_that_a_caller_keeps() -> None:
     """Both have the same backward. That of the first may write to `h`, which the second returns."""
     x, w = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
-    with (
-        fresh_cache(),
-        config.patch(fx_graph_cache=True),
-        functorch_config.patch(enable_autograd_cache=False),
-    ):
+    with config.patch(fx_graph_cache=True), functorch_config.patch(enable_autograd_cache=False):
         for function in (lambda x, w: kept(x, w)[:1], kept):
             torch._dynamo.reset()
             total, *h = torch.compile(function, options={"mixorder": True})(x, w)
@@ -421,89 +421,52 @@ import mixorder
 """
 
 
-RELOADING = """
-import importlib, inspect, json, sys, torch, mixorder._autoload as a
-assert sys.meta_path[0] is a._after_import
-importlib.reload(json)
-import torch._inductor.config as c, torch._inductor.compile_fx as m
-for module in (c, m):
-    assert type(module.__loader__).__name__ == "SourceFileLoader"
-    assert "exec_module" not in vars(module.__loader__)
-assert "mix_order_reduction" in inspect.getsource(c)
-importlib.reload(m)
-a.register()
-print(hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
-"""
-FAILING = """
-import sys, importlib, torch
-sys.modules["torch.utils._config_module"] = None
-try:
-    import torch._inductor.config
-except ImportError:
-    del sys.modules["torch.utils._config_module"]
-import torch._inductor.config as c
-print(c.mixorder)
-"""
-THREADS = """
-import threading, importlib, torch
-name = "torch._inductor.compile_fx"
-threads = [threading.Thread(target=importlib.import_module, args=(name,)) for _ in range(8)]
-for t in threads: t.start()
-for t in threads: t.join()
-import torch._inductor.compile_fx as m
-print(m.config.mixorder, hasattr(m._InProcessFxCompile.codegen_and_compile, "__wrapped__"))
-"""
-# Torch with its plugins, and without. What is imported then differs.
-LOADED = {"import torch": USE, "reloading": RELOADING, "failing": FAILING, "threads": THREADS}
-UNLOADED = {
-    "import torch, mixorder": f"import sys, mixorder, torch\n{USE}",
-    "the config first": f"import sys, torch._inductor.config, mixorder\n{USE}",
-    "mixorder last": f"import sys\n{LATE}{USE}",
-}
-
-
-@functools.cache
-def after_torch(autoload: str) -> dict[str, str]:
-    """What each program prints after `import torch`."""
-    codes = {"1": LOADED, "0": UNLOADED}[autoload]
-    # What the compiler imports as well, and is no part of it, is imported once for all.
-    first = (
-        "import sys, torch, torch.fx.experimental.symbolic_shapes, triton\n"
-        "assert 'torch._inductor.config' not in sys.modules"
-    )
-    found = python_after(first, list(codes.values()), TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
-    return dict(zip(codes, found, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("name", "autoload"),
-    [
-        ("import torch", "1"),
-        ("import torch, mixorder", "0"),
-        ("the config first", "0"),
-        ("mixorder last", "0"),
-    ],
-)
-def test_ways_to_load_after_torch(name: str, autoload: str) -> None:
-    assert after_torch(autoload)[name] == "ok"
+def test_mixorder_may_be_imported_last() -> None:
+    assert python(f"import sys\n{LATE}{USE}", TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "ok"
 
 
 def test_mixorder_may_be_imported_before_torch() -> None:
     assert python(f"import sys, mixorder, torch{USE}", TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "ok"
 
 
-def test_module_keeps_its_real_loader_and_reloads() -> None:
-    """Torch's config modules cannot be reloaded, with or without mixorder; compile_fx can."""
-    assert after_torch("1")["reloading"] == "True"
+@pytest.fixture
+def extended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[types.ModuleType]]:
+    """A module `extended`, which fails if `broken` can be imported. Gives those that the callback got."""
+    fails = "from importlib import util\nif util.find_spec('broken'): raise ImportError\n"
+    (tmp_path / "extended.py").write_text(f"{fails}import time\ntime.sleep(0.05)")
+    got: list[types.ModuleType] = []
+    finder = _autoload._AfterImport()
+    finder.pending.add("extended")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    monkeypatch.setitem(_autoload._CALLBACKS, "extended", "noted")
+    monkeypatch.setattr(plugin, "noted", got.append, raising=False)
+    yield got
+    sys.modules.pop("extended", None)
 
 
-def test_failed_import_is_tried_again() -> None:
-    assert after_torch("1")["failing"] == "False"
+def test_module_keeps_its_real_loader_and_reloads(extended: list[types.ModuleType]) -> None:
+    module = importlib.import_module("extended")
+    assert type(module.__loader__).__name__ == "SourceFileLoader"
+    assert "exec_module" not in vars(module.__loader__) and "time.sleep" in inspect.getsource(module)
+    assert importlib.reload(module) is module and extended == [module]
 
 
-def test_threads_import_at_once() -> None:
-    """All of them enter torch's import cycles at one place: at two, torch alone may fail."""
-    assert after_torch("1")["threads"] == "False True"
+def test_failed_import_is_tried_again(extended: list[types.ModuleType], tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("")
+    with pytest.raises(ImportError):
+        importlib.import_module("extended")
+    (tmp_path / "broken.py").unlink()
+    importlib.invalidate_caches()
+    assert extended == []
+    module = importlib.import_module("extended")
+    assert extended == [module]
+
+
+def test_threads_import_at_once(extended: list[types.ModuleType]) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        modules = [*threads.map(importlib.import_module, ["extended"] * 8)]
+    assert extended == modules[:1] and len(set(map(id, modules))) == 1
 
 
 def test_autoload_imports_nothing_of_torch_and_takes_a_400th_of_the_time() -> None:

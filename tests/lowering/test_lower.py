@@ -10,7 +10,6 @@ from typing import Any
 import graphs
 import pytest
 import torch
-import torch.nn.functional as F
 from graphs import bf16, f32, f64, only, pair, traced
 
 from mixorder.ir.program import Compute, Load, LoopProgram, Reduce
@@ -28,14 +27,6 @@ def lowered(function: Any, *specs: Any) -> LoopProgram:
 
 def statements(program: LoopProgram, kind: type) -> list[Any]:
     return [s for nest in program.nests for s in nest.body if isinstance(s, kind)]
-
-
-def test_a_cast_to_half_precision_inside_is_left_out_as_inductor_does() -> None:
-    def function(x: Any, dy: Any) -> Any:
-        return pair((x * dy).to(bf16).to(f32), dy)
-
-    program = lowered(function, FULL, FULL)
-    assert "to_dtype" not in {s.op for s in statements(program, Compute)}
 
 
 HALF = ((512, 256), bf16)
@@ -111,27 +102,6 @@ def test_a_predicate_is_an_operand_of_its_load() -> None:
     for load in guarded:
         assert load.predicate is not None and list(operand_names(load)) == [load.predicate.name]
         assert deps[load.predicate.name] <= deps[load.name]
-
-
-def test_a_place_read_with_and_without_a_condition_is_read_once() -> None:
-    """x is read by the pair at its own place; each half of the cat needs it there as well."""
-
-    def function(x: Any, z: Any) -> Any:
-        half = torch.sigmoid(x)
-        return pair(x, torch.cat([z[:, :8] * half[:, :8], half[:, 8:]], 1))
-
-    program = graphs.merged(only(traced(function, ((8, 16), f32), ((8, 16), f32))))
-    reads = [s for s in program.nests[0].body if isinstance(s, Load) and s.buffer == "in0"]
-    assert [s.predicate for s in reads] == [None]
-
-
-def test_a_vector_under_a_condition_on_rows_is_read_once_per_program() -> None:
-    def function(x: Any, z: Any, w: Any) -> Any:
-        return pair(x, F.pad(z[2:] * w, (0, 0, 1, 1)))
-
-    program = graphs.merged(only(traced(function, ((8, 16), f32), ((8, 16), f32), ((16,), f32))))
-    (load,) = (s for s in program.nests[0].preamble if isinstance(s, Load))
-    assert load.name == "w_1" and load.predicate is None
 
 
 def of_pictures(x: Any, dy: Any) -> Any:

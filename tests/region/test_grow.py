@@ -12,7 +12,6 @@ from graphs import (
     node,
     only,
     pair,
-    path_through_remainder,
     traced,
 )
 
@@ -20,36 +19,6 @@ from mixorder.region.space_analysis import SpaceAnalysis
 
 FULL = ((512, 256), f32)
 HALF = ((512, 256), bf16)
-
-
-def test_a_sum_that_the_gradient_depends_on_is_read() -> None:
-    """The residual's sum goes through a matrix product to what the region reads as well."""
-
-    def function(x: Any, y: Any, dy: Any, m: Any) -> Any:
-        total = x + y
-        return pair(total + torch.tanh(total @ m), dy * 2)
-
-    graph = traced(function, HALF, HALF, HALF, ((256, 256), bf16))
-    region = only(graph)
-    assert path_through_remainder(region) is None
-    assert node(graph, "add") in region.inputs and node(graph, "add_1") in region.nodes
-
-
-def test_a_cast_of_wide_work_on_a_half_precision_tensor_is_recomputed() -> None:
-    """The matrix product needs the normalised tensor first. The region reads what it is made from, not it."""
-
-    def function(x: Any, dy: Any, m: Any) -> Any:
-        wide = x.to(f32)
-        scale = torch.rsqrt(wide.pow(2).mean(1, keepdim=True))
-        hat = (wide * scale).to(bf16)
-        back = dy * (hat @ m)
-        return back.to(f32) - hat * (back * hat).sum(1, keepdim=True), (back * hat).sum(0)
-
-    graph = traced(function, HALF, HALF, ((256, 256), bf16))
-    region = only(graph)
-    assert path_through_remainder(region) is None
-    statistic, hat = node(graph, "mean"), node(graph, "convert_element_type_1")
-    assert statistic in region.inputs and hat in region.nodes and hat not in region.outputs
 
 
 @pytest.mark.parametrize(
@@ -66,6 +35,17 @@ def test_what_is_recomputed_reads_no_more_than_it_has_bytes(make: Any, again: bo
     graph = traced(lambda x, y: (make(x, y), x @ y.t()), HALF, HALF)
     ((result, _),) = (n.args[0] for n in graph.nodes if n.op == "output")
     assert SpaceAnalysis(512 * 256).recomputed(result) == again
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_what_is_recomputed_depends_on_no_question_before(asked_before: bool) -> None:
+    """A sum of two inputs reads twice the bytes of its result."""
+    graph = traced(lambda x, y: x + y, ((256, 256), f32), ((256, 256), f32))
+    (total,) = graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
+    analysis = SpaceAnalysis(256 * 256)
+    if asked_before:
+        assert all(map(analysis.recomputed, total.all_input_nodes))
+    assert not analysis.recomputed(total)
 
 
 def test_what_reads_a_scalar_on_another_device_is_left_outside() -> None:

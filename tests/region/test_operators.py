@@ -31,11 +31,6 @@ def pairs(region: Region) -> list[tuple[str, str]]:
     return [(product.name, total.name) for product, total in contracted(region)]
 
 
-def test_the_gradient_of_gelu_has_four() -> None:
-    region = region_of(quantised.gelu_backward)
-    assert pairs(region) == [("mul_2", "add"), ("mul_6", "sub"), ("mul_7", "add_2"), ("mul_5", "add_3")]
-
-
 def test_operators_of_the_user_round_by_themselves() -> None:
     assert not pairs(within_tile(traced(lambda *x: quantised.gelu_backward(*x), *GELU)))
     region = within_tile(traced(lambda *x: quantised.mx_both(x[0] * x[1] + x[0]), *GELU))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import backward_graph, declined, f32, fused, only, outcomes, traced
+from graphs import declined, f32, fused, only, outcomes, traced
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
 
@@ -70,28 +70,6 @@ def test_what_a_recomputed_loop_reads_is_held_until_then() -> None:
     (total,) = scaled.all_input_nodes
     (last,) = (user for user in scaled.users if user is not product.args[0])
     assert timeline.spans[total].last >= timeline.index[last] - 1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms_behind_a_residual_are_fused(dtype: torch.dtype) -> None:
-    """Post-norm blocks. A loop after the region writes where its result lay; Inductor's own kernels hold the
-    same at once under autocast."""
-
-    class Block(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.norm = torch.nn.Linear(COLS, COLS), torch.nn.LayerNorm(COLS)
-
-        def forward(self, x: Any) -> Any:
-            with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
-                return self.norm(x + self.linear(x))
-
-    class Loss(torch.nn.Module):
-        def forward(self, x: Any) -> Any:
-            return x.float().square().mean()
-
-    records = outcomes(backward_graph(torch.nn.Sequential(Block(), Block(), Loss()), (ROWS, COLS)))
-    assert [type(record) for record in records] == [RegionRecord] * len(records) and len(records) >= 2
 
 
 def test_the_estimate_is_of_the_region() -> None:
@@ -175,41 +153,6 @@ def test_an_input_that_is_held_counts_beside_its_copy(held: bool) -> None:
     assert end.planning.peak is not None
     less = end.planning.peak[0] - end.planning.peak[1]
     assert less == 0 if held else less >= 0
-
-
-def test_a_region_below_the_peak_is_fused_and_says_what_it_holds() -> None:
-    """Somewhere else the graph holds more."""
-
-    def function(x: Any, row: Any, w: Any, a: Any, b: Any) -> Any:
-        large = (a @ b) @ b
-        return *written_in_place(x, row, w), large.sum()
-
-    square = ((4 * ROWS, COLS), f32)
-    record = fused(traced(function, *SMALL, square, ((COLS, COLS), f32)))
-    assert record.planning.peak is not None
-    assert record.planning.peak[1] <= record.planning.peak[0]
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_the_timeline_follows_the_rewrites(layers: int) -> None:
-    """After all regions the estimate is still of the graph: what the last record says is no more than
-    stock's peak."""
-
-    def function(x: Any, dy: Any, w: Any) -> Any:
-        sums = []
-        for _ in range(layers):
-            dx, dw = norm(x, dy)
-            dy = dx @ w
-            sums.append(dw)
-        return dy, *sums
-
-    graph = traced(function, FULL, FULL, ((COLS, COLS), f32))
-    stock = Timeline(graph).stock
-    records = outcomes(graph)
-    assert len(records) == layers
-    for record in records:
-        assert isinstance(record, RegionRecord) and record.planning.peak is not None
-        assert record.planning.peak[1] <= 1.005 * stock
 
 
 def test_an_input_that_inductor_has_padded_is_as_large_as_a_result_with_gaps() -> None:
@@ -336,16 +279,3 @@ def test_a_result_behind_a_view_is_where_the_launch_wrote_it(monkeypatch: pytest
     for item in items:
         assert item in timeline.stored and timeline.spans[item].first == timeline.index[item.args[0]]
         assert all(timeline.base[view] is item for view in item.users if view in views)
-
-
-def test_first_steps_of_sums_count_as_little_as_a_workspace() -> None:
-    """Those of a norm's parameters, beside the gradient of a table of positions."""
-
-    def function(x: Any, dy: Any, w: Any) -> Any:
-        g = dy * w
-        dx = g - x * (g * x).sum(2, keepdim=True)
-        return dx, (dy * x).sum((0, 1)), dy.sum((0, 1)), dx.sum((0, 1)), dx.sum(0)
-
-    shape = 64, 512, 768
-    record = fused(traced(function, (shape, f32), (shape, f32), ((768,), f32)))
-    assert str(record.space) == "row 64 x batch 512 x column 768" and len(record.outer) == 4

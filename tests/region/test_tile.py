@@ -8,6 +8,7 @@ from typing import Any
 import graphs
 import pytest
 import torch
+import torch.nn.functional as F
 from graphs import bf16, f32, in_turn, traced
 from support import quantised
 from torch.fx import Graph
@@ -28,19 +29,6 @@ def regions(graph: Graph) -> list[Region]:
 def of(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = bf16) -> Region:
     (region,) = regions(traced(lambda *x: function(*x), *((shape, dtype) for shape in shapes or (SIZE,))))
     return region
-
-
-def none(function: Callable[..., Any], *shapes: tuple[int, ...]) -> None:
-    assert not regions(traced(lambda *x: function(*x), *((shape, bf16) for shape in shapes or (SIZE,))))
-
-
-SPACES = {
-    "mx_both": "batch 8 x row 32 x batch 16 x column 32",
-    "mx_transposed": "batch 8 x row 32 x batch 512",
-    "blocks_both": "batch 2 x row 128 x batch 4 x column 128",
-    "squares": "batch 2 x row 128 x batch 4 x row 128",
-    "swiglu_backward": "batch 8 x row 32 x batch 16 x column 32",
-}
 
 
 def test_sums_of_all_rows_and_what_follows() -> None:
@@ -90,33 +78,35 @@ def test_what_comes_between_two_products_is_read() -> None:
     assert found == [(1, 1, 1), (1, 1, 1)]
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: quantised.mx_rows(x),
-        lambda x: (*quantised.mx_rows(x), *quantised.mx_rows(x, 64)),
-        lambda x: x.view(8, 32, 512).abs().amax(1),
+def tokens(x: Any) -> Any:
+    """A row of a permuted tensor that is made of whole dims is a pair's."""
+    rows = x.view(64, 512, 64).permute(1, 0, 2).reshape(512, 4096)
+    return rows / rows.abs().amax(1, keepdim=True), rows / rows.abs().amax(0, keepdim=True)
+
+
+LEFT: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
+    "along rows alone": (lambda x: quantised.mx_rows(x), SIZE),
+    "along rows, two lengths": (lambda x: (*quantised.mx_rows(x), *quantised.mx_rows(x, 64)), SIZE),
+    "no cast": (lambda x: x.view(8, 32, 512).abs().amax(1), SIZE),
+    "sums that nothing of full size uses": (
         lambda x: (x.view(8, 32, 512).sum(1), x.view(256, 16, 32).sum(2)),
-        lambda x: quantised.mx_in_place(x, 8),
-        lambda x: quantised.mx_in_place(x, 256),
-        lambda x: (quantised.whole(x, 0), quantised.whole(x, 1)),
-    ],
-    ids=[
-        "along rows alone",
-        "along rows, two lengths",
-        "no cast",
-        "sums that nothing of full size uses",
-        "blocks of 8",
-        "one block of all rows",
-        "whole rows and columns",
-    ],
-)
-def test_what_is_left_to_inductor_or_to_a_pair(function: Any) -> None:
-    none(function)
+        SIZE,
+    ),
+    "blocks of 8": (lambda x: quantised.mx_in_place(x, 8), SIZE),
+    "one block of all rows": (lambda x: quantised.mx_in_place(x, 256), SIZE),
+    "whole rows and columns": (lambda x: (quantised.whole(x, 0), quantised.whole(x, 1)), SIZE),
+    "whole rows and columns of a small tensor": (
+        lambda x: (x / x.sum(0), x / x.sum(1, keepdim=True)),
+        (64, 128),
+    ),
+    "all heads of a token": (tokens, (64, 512 * 64)),
+}
 
 
-def test_few_blocks_are_whole_rows_and_columns_of_a_small_tensor() -> None:
-    none(lambda x: (x / x.sum(0), x / x.sum(1, keepdim=True)), (64, 128))
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_to_inductor_or_to_a_pair(name: str) -> None:
+    function, shape = LEFT[name]
+    assert not regions(traced(lambda x: function(x), (shape, bf16)))
 
 
 def reasons(graph: Graph) -> list[tuple[str, str]]:
@@ -186,42 +176,28 @@ def test_complex_numbers_give_a_reason() -> None:
 def patches(x: Any) -> Any:
     """14 x 14 points of an image beside each other, normalised."""
     patches = x.view(16, 16, 14, 16, 14).permute(0, 1, 3, 2, 4).reshape(16, 256, 196)
-    return torch.nn.functional.layer_norm(patches, (196,))
+    return F.layer_norm(patches, (196,))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: torch.nn.functional.layer_norm(x.view(1792, 448), (448,)),
-        lambda x: x.view(448, 16, 7, 16) / x.view(448, 16, 7, 16).mean(2, keepdim=True),
-        lambda x: x.view(896, 2, 448) - x.view(896, 2, 448).mean(1, keepdim=True),
-        lambda x: torch.nn.functional.avg_pool2d(x.view(4, 4, 224, 224), 14),
-        lambda x: torch.nn.functional.group_norm(x.view(4, 256, 14, 56), 8),
-        lambda x: x.view(4, 448, 8, 56).transpose(1, 2).softmax(-1),
-        lambda x: x.view(28, 64, 448).softmax(1),
-        lambda x: x.view(1792, 448).amax(1),
-        lambda x: x.view(28, 64, 448).amax(1),
-        lambda x: x.view(14, 128, 448).sum(1),
-        lambda x: quantised.mx_rows(x, 56),
-        patches,
-    ],
-    ids=[
-        "a norm of rows",
-        "a mean of a dim",
-        "a mean of two rows",
-        "pooling",
-        "groups of channels",
-        "a softmax of heads",
-        "a softmax over a dim",
-        "a largest element of rows",
-        "scales alone",
-        "sums over a part of the rows",
-        "blocks of 56 along rows",
-        "a norm of patches",
-    ],
-)
-def test_what_has_no_blocks_gives_no_reason(function: Any) -> None:
-    assert not reasons(traced(lambda x: function(x), ((1792, 448), f32)))
+NO_BLOCKS: dict[str, Callable[[Any], Any]] = {
+    "a norm of rows": lambda x: F.layer_norm(x.view(1792, 448), (448,)),
+    "a mean of a dim": lambda x: x.view(448, 16, 7, 16) / x.view(448, 16, 7, 16).mean(2, keepdim=True),
+    "a mean of two rows": lambda x: x.view(896, 2, 448) - x.view(896, 2, 448).mean(1, keepdim=True),
+    "pooling": lambda x: F.avg_pool2d(x.view(4, 4, 224, 224), 14),
+    "groups of channels": lambda x: F.group_norm(x.view(4, 256, 14, 56), 8),
+    "a softmax of heads": lambda x: x.view(4, 448, 8, 56).transpose(1, 2).softmax(-1),
+    "a softmax over a dim": lambda x: x.view(28, 64, 448).softmax(1),
+    "a largest element of rows": lambda x: x.view(1792, 448).amax(1),
+    "scales alone": lambda x: x.view(28, 64, 448).amax(1),
+    "sums over a part of the rows": lambda x: x.view(14, 128, 448).sum(1),
+    "blocks of 56 along rows": lambda x: quantised.mx_rows(x, 56),
+    "a norm of patches": patches,
+}
+
+
+@pytest.mark.parametrize("name", NO_BLOCKS)
+def test_what_has_no_blocks_gives_no_reason(name: str) -> None:
+    assert not reasons(traced(lambda x: NO_BLOCKS[name](x), ((1792, 448), f32)))
 
 
 def test_squares_may_be_rows_of_a_permuted_tensor() -> None:
@@ -229,17 +205,7 @@ def test_squares_may_be_rows_of_a_permuted_tensor() -> None:
         rows = x.reshape(2, 128, 4, 128).permute(0, 2, 1, 3).reshape(-1, 128 * 128)
         return rows / rows.abs().amax(1, keepdim=True)
 
-    assert str(of(squares).space) == SPACES["squares"]
-
-
-def test_all_heads_of_a_token_are_no_square() -> None:
-    """A row of a permuted tensor may be made of whole dims: then it is a pair's."""
-
-    def tokens(x: Any) -> Any:
-        rows = x.view(64, 512, 64).permute(1, 0, 2).reshape(512, 4096)
-        return rows / rows.abs().amax(1, keepdim=True), rows / rows.abs().amax(0, keepdim=True)
-
-    none(tokens, (64, 512 * 64))
+    assert str(of(squares).space) == "batch 2 x row 128 x batch 4 x row 128"
 
 
 @pytest.mark.parametrize(

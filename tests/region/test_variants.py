@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import graphs
 import pytest
 import torch
-from graphs import bf16, f32, fused, only, outcomes, path_through_remainder, traced
+from graphs import bf16, f32, fused, outcomes, path_through_remainder, traced
 from support import quantised
 from torch.fx import Graph
 
 from mixorder.errors import Decline, DeclineReason
-from mixorder.ir.program import BufferRole
 from mixorder.options import Options
 from mixorder.region.find import RegionSearch, find_regions
 from mixorder.region.region import Region
 from mixorder.region.variants import lighter, smaller
 from mixorder.report import RegionRecord
 from mixorder.rewrite.canonicalise import Canonicaliser
-from mixorder.schedule.device import MEASURED as H200
-from mixorder.schedule.facts import facts_of
 
 aten = torch.ops.aten
 TOO_WIDE = Decline(DeclineReason.ROW_TOO_WIDE, "for a test")
@@ -36,10 +31,6 @@ def many_sums(rows: int, cols: int, count: int) -> Graph:
         return (dx, dw, *[(dx * other).sum(0) for other in others])
 
     return traced(function, *[((rows, cols), f32)] * (2 + count))
-
-
-def record_of(graph: Graph) -> RegionRecord:
-    return fused(graph, min_numel=Options.min_numel)
 
 
 def first(graph: Graph) -> Region:
@@ -70,61 +61,6 @@ def test_a_subregion_without_a_reduction_leaves_out_what_is_there_for_it() -> No
     assert max(map(len, left)) == 1
     for subregion, without in zip(subregions, left, strict=True):
         assert all(canonicaliser.joining[n].isdisjoint(subregion.nodes) for n in without)
-
-
-@pytest.fixture
-def no_exchange(plan_with: Callable[..., None]) -> None:
-    """A device whose programs cannot share a row."""
-    without_exchanges = dataclasses.replace(H200, exchanges=False)
-    plan_with(device=without_exchanges)
-
-
-@pytest.mark.usefixtures("no_exchange")
-def test_a_wide_row_keeps_the_sums_that_save_most() -> None:
-    """Where no two programs can share a row, some sums are left to Inductor."""
-    graph = many_sums(4096, 8192, 5)
-    before = [n.name for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]
-    record = record_of(graph)
-    assert record.inner and 1 <= len(record.outer) < 6
-    words = facts_of(graphs.merged(only(many_sums(4096, 8192, 5)))).held.words
-    assert (words + 1) * 8192 > 65536
-    left = {n.name for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList}
-    assert left == set(before) - {one.name for one in (*record.inner, *record.outer)}
-
-
-def norms_in_a_chain(cols: int) -> Graph:
-    def function(dy: Any, x: Any, a: Any, b: Any, c: Any, d: Any, w: Any) -> Any:
-        back = torch.ops.aten.native_layer_norm_backward
-        middle, dw1, db1 = back(dy, x, [cols], a, b, w, w, [True] * 3)
-        return *back(middle, x * 2, [cols], c, d, w, w, [True] * 3), dw1, db1
-
-    full, row = ((512, cols), f32), ((512, 1), f32)
-    return traced(function, full, full, row, row, row, row, ((cols,), f32))
-
-
-@pytest.mark.usefixtures("no_exchange")
-def test_a_chain_of_norms_that_is_too_wide_becomes_two_regions() -> None:
-    graph = norms_in_a_chain(8192)
-    whole = only(graph)
-    assert (len(whole.inner), len(whole.outer)) == (4, 4)
-    found = [(len(r.inner), len(r.outer)) for r in outcomes(graph) if isinstance(r, RegionRecord)]
-    assert found == [(3, 2), (1, 2)]
-
-
-def test_what_is_written_for_loops_outside_only_is_left_to_them() -> None:
-    """The sum over everything reads dx and `other`, not a product of them that would be written for it."""
-
-    def function(x: Any, dy: Any, other: Any) -> Any:
-        dx, dw = graphs.pair(x, dy)
-        return dx, dw, (dx * other).sum()
-
-    def needed(x: Any, dy: Any, other: Any) -> Any:
-        dx, dw = graphs.pair(x, dy)
-        return dw, (dx * other) @ other.t()
-
-    full = ((512, 256), f32)
-    assert [n.name for n in only(traced(function, full, full, full)).outputs] == ["sub", "sum_2"]
-    assert [n.name for n in only(traced(needed, full, full, full)).outputs] == ["sum_2", "mul_2"]
 
 
 def rotated(q: Any, k: Any, v: Any, inverse: Any) -> Any:
@@ -169,36 +105,6 @@ def test_lighter_regions_read_tables_or_gathers() -> None:
     assert len(lighter(region, {"mul_1"})) == 1  # of the gradient's own size: it is read once
 
 
-def test_few_warps_do_not_compute_sines() -> None:
-    """A thread computes its elements' one after the other. H100, 1024x4096: 148 us, by Inductor 28."""
-
-    def function(large: Any, w: Any, dy: Any, angle: Any) -> Any:
-        rotated = dy * angle.sin() + dy.roll(32, -1) * angle.cos()
-        rotated = rotated.permute(0, 2, 1, 3).reshape(1024, 4096)
-        return (large @ w @ w).sum(), rotated, rotated.sum(0)  # the graph holds the most elsewhere
-
-    large, piece = ((2**19, 256), bf16), ((2, 32, 512, 128), bf16)
-    graph = traced(function, large, ((256, 256), bf16), piece, ((512, 128), f32))
-    record_of(graph)
-    assert sum(n.target in (aten.cos.default, aten.sin.default) for n in graph.nodes) == 2
-
-
-def test_what_puts_its_halves_together_reads_sines_as_well() -> None:
-    """The kernel that computes them takes less than Inductor's, and one that reads them takes less still."""
-
-    def function(large: Any, w: Any, x: Any, dy: Any, angle: Any) -> Any:
-        sin, cos = angle.sin(), angle.cos()
-        a, b = dy.chunk(2, -1)
-        dy = torch.cat([b * sin + a * cos, b * cos - a * sin], -1)
-        dx, dw = graphs.pair(x.view(-1, 128), dy.view(-1, 128))
-        return (large @ w @ w).sum(), dx, dw  # the graph holds the most elsewhere
-
-    shape, large = ((128, 2048, 128), f32), ((2**19, 256), bf16)
-    graph = traced(function, large, ((256, 256), bf16), shape, shape, ((2048, 64), f32))
-    record = record_of(graph)
-    assert [t.shape for t in record.inputs].count((2048, 64)) == 2
-
-
 def test_a_table_in_half_precision_is_read_as_it_was_before_it_was_rounded() -> None:
     """A kernel of Inductor's that computes the table rounds none of it between two operators."""
 
@@ -209,22 +115,8 @@ def test_a_table_in_half_precision_is_read_as_it_was_before_it_was_rounded() -> 
 
     shape, large = ((16, 4096, 128), bf16), ((2**19, 256), bf16)
     graph = traced(function, large, ((256, 256), bf16), shape, shape, (shape[0][1:], f32))
-    record = record_of(graph)
+    record = fused(graph, min_numel=Options.min_numel)
     assert {t.dtype for t in record.inputs if t.shape == shape[0][1:]} == {"f32"}
-
-
-def test_a_result_that_costs_memory_is_left_to_inductor() -> None:
-    """The rounded tensor has to be in memory and is made of what the region reads, but written there, it is
-    held beside the gradient, which the product behind it still reads."""
-
-    def function(x: Any, g: Any, w: Any, bias: Any) -> Any:
-        rounded = torch.round(x * 2 + bias)
-        return g.t() @ rounded, *graphs.pair(x, g @ w)
-
-    full = ((4096, 1024), bf16)
-    graph = traced(function, full, full, ((1024, 1024), bf16), ((1024,), bf16))
-    assert len(first(graph).outputs) == 3
-    assert len(record_of(graph).loops.role(BufferRole.OUTPUT)) == 2
 
 
 def test_last_steps_are_left_out_where_one_program_would_have_too_many_results() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import bf16, f32, snapshot, traced, traced_rows
+from graphs import Spec, bf16, f32, snapshot, traced, traced_rows
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from mixorder.errors import Decline, DeclineReason
@@ -60,12 +60,28 @@ def test_each_gives_what_it_did() -> None:
         assert all(mine.isnan().any() for mine in run(graph, x))
 
 
-def test_those_that_nothing_took_are_undone() -> None:
-    graph = traced(largest, FULL)
-    before, nodes = snapshot(graph), list(graph.nodes)
-    with canonicalised(graph):
-        assert snapshot(graph) != before
-    assert snapshot(graph) == before and list(graph.nodes) == nodes
+Draw = Callable[..., torch.Tensor]
+
+
+@contextlib.contextmanager
+def restored(
+    function: Any, *specs: Spec, draw: Draw = torch.randn, **close: float
+) -> Iterator[tuple[list[Node], dict[Node, frozenset[Node]]]]:
+    """The nodes that are added to a function's graph, and what joins with which. The graph computes what the
+    function does, and is as it was in the end. `close`: allowed differences, if there may be any."""
+    graph = traced(lambda *x: function(*x), *specs)
+    inputs = [draw(shape).to(dtype) for shape, dtype in specs]
+    before, nodes = snapshot(graph), {*graph.nodes}
+    with canonicalised(graph) as joining:
+        for mine, eager in zip(run(graph, *inputs), function(*inputs), strict=True):
+            torch.testing.assert_close(mine, eager, equal_nan=True, **(close or {"rtol": 0, "atol": 0}))
+        yield [n for n in graph.nodes if n not in nodes], joining
+    graph.lint()
+    assert snapshot(graph) == before
+
+
+def reductions(nodes: list[Node]) -> list[Node]:
+    return [n for n in nodes if reduced(n) is not None]
 
 
 def test_one_that_was_taken_stays() -> None:
@@ -103,28 +119,17 @@ def test_a_sum_of_all_is_one_of_rows_beside_a_sum_of_columns(kept: bool) -> None
     def sums(x: Any) -> Any:
         return x.exp().sum(0), (x * 2).sum((0, 1), keepdim=kept), x.float().sum()
 
-    graph, x = traced(sums, FULL), torch.rand(64, 48).to(bf16)  # no sum is near 0
-    before, nodes = snapshot(graph), list(graph.nodes)
-    with canonicalised(graph) as joining:
-        added = [n for n in graph.nodes if n not in nodes]
+    with restored(sums, FULL, draw=torch.rand, atol=0, rtol=1e-2) as (added, joining):  # no sum is near 0
         assert [tuple(n.meta["val"].shape) for n in added[::2]] == [(64, 1)] * 2 and not joining
         assert {n.meta["val"].dtype for n in added} == {f32}
-        for mine, eager in zip(run(graph, x), sums(x), strict=True):
-            assert mine.dtype == eager.dtype and mine.shape == eager.shape
-            torch.testing.assert_close(mine, eager, atol=0, rtol=1e-2)
-    assert snapshot(graph) == before and list(graph.nodes) == nodes
 
 
 def test_beside_a_sum_of_each_row_the_columns_are_those_that_it_adds_up() -> None:
     def sums(x: Any) -> Any:
         return (x - x.sum(-1, keepdim=True)).sum(), x.exp().sum(-1)
 
-    graph, x = traced(sums, ((7, 5, 3), f32)), torch.rand(7, 5, 3)
-    nodes = list(graph.nodes)
-    with canonicalised(graph):
-        first, _ = (n for n in graph.nodes if n not in nodes)
+    with restored(sums, ((7, 5, 3), f32), draw=torch.rand, rtol=1e-5, atol=1e-5) as ((first, _), _):
         assert first.args[1] == [0, 1]
-        torch.testing.assert_close(run(graph, x)[0], sums(x)[0])
 
 
 @pytest.mark.parametrize(
@@ -138,13 +143,8 @@ def test_any_other_sum_of_all_is_one_of_columns(shape: tuple[int, ...], over: li
     def sums(x: Any) -> Any:
         return x.sum(), x.new_ones(shape).exp().sum(0), x.new_ones(shape).exp().sum(-1)
 
-    graph, x = traced(sums, (shape, bf16)), torch.rand(shape).to(bf16)
-    before, nodes = snapshot(graph), list(graph.nodes)
-    with canonicalised(graph) as joining:
-        first, _ = (n for n in graph.nodes if n not in nodes)
+    with restored(sums, (shape, bf16), draw=torch.rand, atol=0, rtol=1e-2) as ((first, _), joining):
         assert first.args[1] == over and first.meta["val"].dtype == f32 and not joining
-        torch.testing.assert_close(run(graph, x)[0], x.sum(), atol=0, rtol=1e-2)
-    assert snapshot(graph) == before and list(graph.nodes) == nodes
 
 
 def gated_sums(x: Any, dy: Any) -> Any:
@@ -177,14 +177,8 @@ def test_sums_begin_with_what_others_are_over_as_well(
 ) -> None:
     """Where elements are computed with them, or enough elements are added up; not if one waits for a matrix
     product that reads the other."""
-    graph, args = traced(sums, (shape, f32), (shape, f32)), (torch.rand(shape), torch.rand(shape))
-    before, nodes = snapshot(graph), list(graph.nodes)
-    with canonicalised(graph):
-        added = [n for n in graph.nodes if n not in nodes]
+    with restored(sums, *[(shape, f32)] * 2, draw=torch.rand, rtol=1e-5, atol=1e-5) as (added, _):
         assert [n.args[1] for n in added[::2]] == over
-        for mine, eager in zip(run(graph, *args), sums(*args), strict=True):
-            torch.testing.assert_close(mine, eager)
-    assert snapshot(graph) == before and list(graph.nodes) == nodes
 
 
 def groups_by_hand(x: Any, dy: Any) -> Any:
@@ -215,17 +209,12 @@ def rows_of_rows(x: Any, dy: Any) -> Any:
 )
 def test_sums_begin_so_through_views(sums: Any, over: list[tuple[tuple[int, ...], list[int]]]) -> None:
     """A norm's sums of groups and of channels, where it is written by hand; rows of a pair are left whole."""
-    shape = (3, 10, 4, 6)
-    graph, args = traced(sums, (shape, f32), (shape, f32)), (torch.rand(shape), torch.rand(shape))
-    before, nodes = snapshot(graph), list(graph.nodes)
-    with canonicalised(graph):
-        added = [n for n in graph.nodes if n not in nodes and n.target is aten.sum.dim_IntList]
+    full = (3, 10, 4, 6), f32
+    with restored(sums, full, full, draw=torch.rand, rtol=1e-5, atol=1e-5) as (every, _):
+        added = [n for n in every if n.target is aten.sum.dim_IntList]
         firsts = [n for n in added if n.args[0] not in added and n.kwargs.get("dtype")]
         found = [(tuple(n.args[0].meta["val"].shape), n.args[1]) for n in firsts if n.args[2:] == (True,)]
         assert [one for one in found if one in over] == over and bool(added) == bool(over)
-        for mine, eager in zip(run(graph, *args), sums(*args), strict=True):
-            torch.testing.assert_close(mine, eager)
-    assert snapshot(graph) == before and list(graph.nodes) == nodes
 
 
 def centred(x: Any, dy: Any) -> Any:
@@ -248,14 +237,9 @@ def in_rows(x: Any, dy: Any) -> Any:
 @pytest.mark.parametrize(("sums", "count"), [(centred, 2), (squared, 0), (in_rows, 0)])
 def test_a_sum_that_is_linear_in_another_ones_result(sums: Any, count: int) -> None:
     """It is one of sums of what needs none; not a sum of squares, nor a row's, which is on chip."""
-    shape = (3, 10, 4, 6)
-    graph, args = traced(sums, (shape, f32), (shape, f32)), (torch.randn(shape), torch.randn(shape))
-    before, nodes = snapshot(graph), list(graph.nodes)
-    with canonicalised(graph):
-        added = [n for n in graph.nodes if n not in nodes and n.target is aten.sum.dim_IntList]
-        assert len(added) == count
-        torch.testing.assert_close(run(graph, *args), sums(*args), atol=2e-5, rtol=1e-5)
-    assert snapshot(graph) == before and list(graph.nodes) == nodes
+    full = (3, 10, 4, 6), f32
+    with restored(sums, full, full, atol=2e-5, rtol=1e-5) as (added, _):
+        assert sum(n.target is aten.sum.dim_IntList for n in added) == count
 
 
 def test_no_region_is_looked_for_one() -> None:
@@ -281,13 +265,8 @@ BYTES = (64, 48), torch.uint8
 
 
 def test_every_other_byte() -> None:
-    graph, x = traced(pieces, BYTES), torch.randint(0, 256, (64, 48), dtype=torch.uint8)
-    before, nodes = snapshot(graph), list(graph.nodes)
-    with canonicalised(graph) as firsts:
+    with restored(pieces, BYTES, draw=functools.partial(torch.randint, 0, 256)) as (_, firsts):
         assert len(firsts) == 6
-        for mine, eager in zip(run(graph, x), pieces(x), strict=True):
-            assert torch.equal(mine, eager)
-    assert snapshot(graph) == before and list(graph.nodes) == nodes
 
 
 @pytest.mark.parametrize(
@@ -323,14 +302,9 @@ def rows_of_both(x: Any) -> Any:
 
 
 def test_rows_of_a_transposed_tensor_are_columns() -> None:
-    graph, x = traced(rows_of_both, WIDE), torch.randn(150, 90).to(bf16)
-    before, nodes = snapshot(graph), list(graph.nodes)
-    with canonicalised(graph) as firsts:
+    with restored(rows_of_both, WIDE) as (added, firsts):
         assert not firsts  # a region is looked for them as for any
-        assert sum(0 in reduced(n).dims for n in graph.nodes if reduced(n)) == 9
-        for mine, eager in zip(run(graph, x), rows_of_both(x), strict=True):
-            assert torch.equal(mine, eager)
-    assert snapshot(graph) == before and list(graph.nodes) == nodes
+        assert sum(0 in reduced(n).dims for n in added[0].graph.nodes if reduced(n)) == 9
 
 
 def test_what_a_taken_one_read_is_erased() -> None:
@@ -352,16 +326,14 @@ def of_rows_and_columns(x: Any, y: Any, z: Any) -> Any:
 
 
 def test_the_extremum_of_a_long_row_is_one_of_blocks() -> None:
-    graph = traced(of_rows_and_columns, *[((8, 14336), f32)] * 3)
-    inputs = [torch.randn(8, 14336) for _ in range(3)]
-    inputs[1][3, 5] = float("nan")
-    before, nodes = snapshot(graph), set(graph.nodes)
-    with canonicalised(graph):
-        firsts = [n for n in graph.nodes if n not in nodes and reduced(n) is not None]
-        assert [tuple(n.meta["val"].shape) for n in firsts] == [(8, 14)] * 2
-        for mine, eager in zip(run(graph, *inputs), of_rows_and_columns(*inputs), strict=True):
-            torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True)
-    assert snapshot(graph) == before
+    def with_nan(shape: tuple[int, ...]) -> torch.Tensor:
+        drawn = torch.randn(shape)
+        drawn[3, 5] = float("nan")
+        return drawn
+
+    full = (8, 14336), f32
+    with restored(of_rows_and_columns, full, full, full, draw=with_nan) as (added, _):
+        assert [tuple(n.meta["val"].shape) for n in reductions(added)] == [(8, 14)] * 2
 
 
 @pytest.mark.parametrize(
@@ -401,15 +373,8 @@ def test_columns_of_what_is_computed_behind_rows_are_columns() -> None:
 
 def unpermuted(function: Any, dims: list[list[int]], count: int = 2) -> None:
     """What was a reduction of a permuted matrix is one of a matrix, along such dims, until the end."""
-    graph = traced(function, *[((150, 90), f32)] * count)
-    inputs = [torch.randn(150, 90) for _ in range(count)]
-    before, nodes = snapshot(graph), set(graph.nodes)
-    with canonicalised(graph):
-        added = [n for n in graph.nodes if n not in nodes and reduced(n) is not None]
-        assert [list(reduced(n).dims) for n in added] == dims
-        for mine, eager in zip(run(graph, *inputs), function(*inputs), strict=True):
-            assert torch.equal(mine, eager)
-    assert snapshot(graph) == before
+    with restored(function, *[((150, 90), f32)] * count) as (added, _):
+        assert [list(reduced(n).dims) for n in reductions(added)] == dims
 
 
 def test_rows_of_a_transposed_tensor_that_columns_are_computed_behind_are_rows() -> None:
@@ -441,13 +406,8 @@ def test_what_is_expanded_is_permuted_first() -> None:
             permuted,
         )
 
-    graph, x = traced(function, ((150, 90), f32)), torch.randn(150, 90)
-    before = snapshot(graph)
-    with canonicalised(graph):
-        assert sum(is_permutation(n) for n in graph.nodes) == 1
-        for mine, eager in zip(run(graph, x), function(x), strict=True):
-            assert torch.equal(mine, eager)
-    assert snapshot(graph) == before
+    with restored(function, ((150, 90), f32)) as (added, _):
+        assert sum(is_permutation(n) for n in added[0].graph.nodes) == 1
 
 
 def test_a_part_of_what_pieces_were_written_to_is_its_pieces() -> None:
@@ -461,14 +421,9 @@ def test_a_part_of_what_pieces_were_written_to_is_its_pieces() -> None:
         parts = [whole[:, start:end] for start, end in ends]
         return [part * 2 for part in (*parts, shifted, summed[:, 20:], summed[:, 60:])]
 
-    graph = traced(function, *[((150, 90), f32)] * 2)
-    inputs, before = (torch.randn(150, 90), torch.randn(150, 90)), snapshot(graph)
-    with canonicalised(graph):
-        cats = graph.find_nodes(op="call_function", target=aten.cat.default)
+    with restored(function, *[((150, 90), f32)] * 2) as (added, _):
+        cats = [n for n in added if n.target is aten.cat.default]
         assert [len(cat.args[0]) for cat in cats] == [2, 2, 2]
-        for mine, eager in zip(run(graph, *inputs), function(*inputs), strict=True):
-            assert torch.equal(mine, eager)
-    assert snapshot(graph) == before
 
 
 def take(graph: Graph, target: Any, kernel: Any) -> None:
@@ -600,16 +555,9 @@ PIECEWISE = {
 @pytest.mark.parametrize("function", PIECEWISE)
 def test_what_is_computed_of_pieces_is_as_before_if_no_region_takes_it(function: Any) -> None:
     shapes = ((150, 48), f32), ((48,), f32), ((150, 24), f32)
-    graph, inputs = traced(function, *shapes), [torch.randn(shape) for shape, _ in shapes]
-    before, nodes = [n.format_node() for n in graph.nodes], {*graph.nodes}
-    with canonicalised(graph) as joining:
-        assert [n.format_node() for n in graph.nodes] != before and not joining.keys() - nodes
-        added = [n for n in graph.nodes if n not in nodes and reduced(n) is not None]
-        assert [n.target for n in added] == PIECEWISE[function]
-        for mine, eager in zip(run(graph, *inputs), function(*inputs), strict=True):
-            torch.testing.assert_close(mine, eager)
-    graph.lint()
-    assert [n.format_node() for n in graph.nodes] == before
+    with restored(function, *shapes, rtol=1.3e-6, atol=1e-5) as (added, joining):
+        assert added and not {*joining}.intersection(added)
+        assert [n.target for n in reductions(added)] == PIECEWISE[function]
 
 
 def sinks_of_rows(x: Any) -> Any:

@@ -10,7 +10,6 @@ import torch
 from graphs import bf16, f32, fused, outcomes, traced
 from torch.fx import Graph
 
-from mixorder.options import Options
 from mixorder.region.layouts import is_joined
 from mixorder.report import RegionRecord
 
@@ -64,24 +63,6 @@ def test_what_is_joined(how: str) -> None:
     assert moved.joined == (dx if how in JOINED else 0)
     assert moved.total == moved.read + moved.written + 2 * (moved.workspace + moved.joined)
     assert expected.launches == 2 + (how in JOINED)
-
-
-@pytest.mark.parametrize("widths", [[2048, 1024, 1024], [1024, 1024, 1024, 1024]])
-def test_norms_are_fused_also_where_their_gradients_are_copied(widths: list[int]) -> None:
-    """Inductor's own kernel for both kinds of sums would take less time, and is off."""
-    records = outcomes(
-        norms(widths, JOINED["a loop reads what they are joined to"]), min_numel=Options.min_numel
-    )
-    assert len(records) == len(widths) - 1
-    for record in records:
-        assert isinstance(record, RegionRecord)
-        assert record.expected.apart_us < record.expected.ours_us < 0.9 * record.expected.left_us
-
-
-@pytest.mark.parametrize("how", ["as they are", "cat", "the parts as well"])
-def test_norms_whose_gradients_are_not_copied_are_fused(how: str) -> None:
-    records = outcomes(norms([2048, 1024, 1024], UNJOINED[how]), min_numel=Options.min_numel)
-    assert len(records) == 2 and all(isinstance(r, RegionRecord) for r in records)
 
 
 def test_a_region_with_a_copy_has_another_key() -> None:

@@ -125,31 +125,6 @@ def test_fewer_programs_that_take_no_more_turns() -> None:
         assert 1 <= found <= programs and -(-tiles // found) == -(-tiles // min(tiles, programs))
 
 
-TABLES = {"rows": 2**19, "repeated_bytes": 20, "staged_bytes": 20}
-
-
-@pytest.mark.parametrize(
-    ("changes", "rows", "warps", "programs"),
-    [
-        ({"cols": 2048}, 1, 8, 396),
-        ({"cols": 128}, 8, 4, 792),
-        ({"cols": 4096}, 2, 8, 132),
-        ({"cols": 2048, "cached_table": True}, 1, 2, 1584),
-    ],
-)
-def test_tables_that_rows_share(changes: dict[str, Any], rows: int, warps: int, programs: int) -> None:
-    """Nothing is prefetched. 24 warps of a multiprocessor have 8 elements in a thread, in wide rows 8 have
-    32, and those of a table that is cached have their tile."""
-    found = choose(with_numbers(RMS, **TABLES, **changes), H200)
-    assert graphs.tile_of(found) == (rows, warps, 1) and found.splits == programs
-
-
-def test_chunks_of_rows_that_share_tables_have_accesses_as_wide() -> None:
-    alone, shared = (choose(with_numbers(RMS, **numbers, cols=1536), H200) for numbers in ({}, TABLES))
-    assert shared.chunks == alone.chunks == 3
-    assert shared.launch == dataclasses.replace(alone.launch, num_stages=1)
-
-
 @pytest.mark.parametrize("cols", [MAX_COLS + 1, 65536])
 def test_a_wide_row_is_declined(cols: int) -> None:
     with pytest.raises(Decline) as caught:

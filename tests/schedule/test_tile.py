@@ -22,17 +22,6 @@ def test_blocks_that_do_not_fit_are_declined() -> None:
         tile.choose(facts, H200)
 
 
-@pytest.mark.parametrize(
-    ("name", "kernels"),
-    [("int8_both", 3), ("mx_both", 3), ("mx_transposed", 2), ("blocks_both", 2), ("mx_in_place", 2)],
-)
-def test_inductor_reduces_short_blocks_apart_from_what_it_stores_transposed(name: str, kernels: int) -> None:
-    """As many as in the text that torch 2.13 writes for an H200."""
-    recipe = quantised.RECIPES[name]
-    program = lowered_tile(recipe.function, *recipe.like(16384, 4096))
-    assert len(tile.kernels_of(program)) == kernels
-
-
 def test_threads_combine_what_they_have_of_a_block_along_columns() -> None:
     """Twice as long blocks, of which a thread has twice as many elements, take half the instructions."""
 

@@ -69,7 +69,7 @@ def _hold(path: str, pipe: Any) -> None:
 
 def test_a_turn_is_one_process_s_until_it_dies(tmp_path: Path) -> None:
     path = str(tmp_path / "turn")
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe()
     process = context.Process(target=_hold, args=(path, theirs), daemon=True)
     process.start()
@@ -114,21 +114,17 @@ def test_duels_from_end_to_end(tmp_path: Path) -> None:
     """In the interpreter, by the host's clock. What cannot be compiled is a line, and the others go on."""
     broken = entry("c", "bfloat16", "aten.mm.default")
     path = tmp_path / "corpus.jsonl.xz"
-    save(path, [entry("a", "bfloat16"), entry("b", "float32"), broken])
+    save(path, [entry("a", "bfloat16"), broken])
     done = drawn("--subgraphs", str(path), "--out", str(tmp_path), "--seconds", "250")
     assert done.returncode == 1, done.stderr + done.stdout
-    first, second, third = sorted(
-        (records[-1] for records in load([tmp_path / "duels.jsonl"])), key=lambda d: d.key
-    )
-    assert (first.key, second.key) == ("a", "b")
-    for duel in (first, second):
-        assert duel.timed and duel.kind == "norm" and duel.reference == "float64"
-        assert [region["inner_ops"] for region in duel.ours.regions] == [["mean"]] and not duel.stock.regions
-        assert len(duel.ours.errors) == len(duel.stock.errors) == 2 and not duel.less_exact
-        assert {"first_stock", "first_ours", "times", "errors"} <= duel.locked.keys()
-    assert 1e-4 < first.ours.errors[0] < 1e-2 and second.ours.errors[0] < 1e-6
-    assert first.num_bytes == 3 * 33 * 20 * 2 + 20 * 4
-    assert (third.key, third.status) == ("c", "failed") and "mm" in third.message
+    records = [records[-1] for records in load([tmp_path / "duels.jsonl"])]
+    duel, failed = sorted(records, key=lambda duel: duel.key)
+    assert duel.key == "a" and duel.timed and duel.kind == "norm" and duel.reference == "float64"
+    assert [region["inner_ops"] for region in duel.ours.regions] == [["mean"]] and not duel.stock.regions
+    assert len(duel.ours.errors) == len(duel.stock.errors) == 2 and not duel.less_exact
+    assert {"first_stock", "first_ours", "times", "errors"} <= duel.locked.keys()
+    assert 1e-4 < duel.ours.errors[0] < 1e-2 and duel.num_bytes == 3 * 33 * 20 * 2 + 20 * 4
+    assert (failed.key, failed.status) == ("c", "failed") and "mm" in failed.message
     text = (tmp_path / "duels.md").read_text()
     assert text in done.stdout and "33x20 persistent" in text
     assert "- c (gpt/autocast/backward): failed" in text

@@ -32,8 +32,6 @@ US = 0.1  # less is no difference
 GRAPHS = {
     "cases/LayerNorm bf16 1 backward": 0.0,
     "cases/RMSNorm dynamic 1 backward": 0.0,
-    "cases/prenorm, sum returned bf16 1 backward": 0.0,
-    "demo/layer autocast 1 backward": 0.0,
     "programs/2073794953 checkpoint 1 backward": 2.0,
 }
 

@@ -17,7 +17,6 @@ from mixorder.transform.cooperative import check_shareable
 from mixorder.transform.reorder import reorder
 from mixorder.transform.split import split_outer
 
-COLUMN = ((256,), f32)
 WIDE, HEADS = ((64, 256), f32), ((64, 4, 256), f32)
 
 

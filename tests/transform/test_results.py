@@ -253,13 +253,16 @@ def test_a_lowered_region_within_tiles(name: str) -> None:
 
 
 def kept(program: LoopProgram, inputs: Results, *steps: tuple[Transform, Form]) -> LoopProgram:
-    """The program after some transforms, of which each kept its results."""
-    before = evaluated(program, inputs)
+    """The program after some transforms, which kept its results."""
+    programs = [program]
     for transform, form in steps:
-        earlier, program = program, verify(transform(program), form)
-        if program != earlier:
-            assert not differing(before, evaluated(program, inputs)), transform
-    return program
+        programs.append(verify(transform(programs[-1]), form))
+    if programs[-1] != program:
+        before = evaluated(program, inputs)
+        if differing(before, evaluated(programs[-1], inputs)):
+            wrong = (differing(before, evaluated(one, inputs)) for one in programs[1:])
+            pytest.fail(f"step {[*map(bool, wrong)].index(True)} of {len(steps)} gives other results")
+    return programs[-1]
 
 
 RULES = (
