@@ -94,11 +94,17 @@ def unfused(module: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> Tensors:
     Eager's are those of the unfused graph, without a compile. But on the CPU eager LayerNorm adds up in half
     precision what a graph adds up in fp32: there the graph is run.
     """
-    half = any(t.dtype in (f16, bf16) for t in (x, *module.parameters()))
-    if half and any(isinstance(m, nn.LayerNorm) for m in module.modules()):
+    if has_half_layer_norm(module, x.dtype):
         return gradients(module, x, dy, OFF)
     x = x.detach().requires_grad_()
     return torch.autograd.grad(module(x), [x, *module.parameters()], dy)
+
+
+def has_half_layer_norm(module: Any, dtype: torch.dtype) -> bool:
+    if not isinstance(module, nn.Module):
+        return False
+    half = not {dtype, *(p.dtype for p in module.parameters())}.isdisjoint((f16, bf16))
+    return half and any(isinstance(m, nn.LayerNorm) for m in module.modules())
 
 
 def check_gradients(

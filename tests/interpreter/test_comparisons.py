@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graphs import bf16, f16, f32
-from grids import crossed
 from running import ON, Tensors, check, compiled, with_options
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -57,12 +56,10 @@ def step(function: Chain, args: Tensors) -> Tensors:
     return tuple(t.detach() for t in (*out, *torch.autograd.grad(out, args, seeds)))
 
 
-PAIRS = crossed(CHAINS, HEADS)
+PAIRS = [*zip([*CHAINS] * 2, [*HEADS] * 2, [bf16, f16] * 3, strict=False)]
 
 
-@pytest.mark.parametrize(
-    ("chain", "head", "dtype"), [(*pair, (bf16, f16)[i % 2]) for i, pair in enumerate(PAIRS)]
-)
+@pytest.mark.parametrize(("chain", "head", "dtype"), PAIRS)
 def test_gradients_are_those_of_the_rounded_values(chain: str, head: str, dtype: torch.dtype) -> None:
     args = inputs(dtype)
 
@@ -129,8 +126,9 @@ BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", BENT)
-@pytest.mark.parametrize(("make", "shape", "last", "dtype"), RELUS)
+@pytest.mark.parametrize(
+    ("make", "shape", "last", "dtype", "name"), [(*row, [*BENT][i % 2]) for i, row in enumerate(RELUS)]
+)
 def test_a_backward_has_the_mask_of_what_the_forward_stored(
     make: Callable[[], nn.Module],
     shape: tuple[int, ...],
@@ -268,8 +266,7 @@ def test_a_tile_contracts_what_inductors_forward_contracts(
     assert others
 
 
-@pytest.mark.parametrize("dtype", [bf16, f16])
-@pytest.mark.parametrize("name", BENT)
+@pytest.mark.parametrize(("name", "dtype"), zip(BENT, (bf16, f16), strict=True))
 def test_a_mask_is_the_one_of_eager_for_all_numbers(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
