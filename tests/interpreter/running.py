@@ -64,24 +64,6 @@ def gradients(module: nn.Module, x: torch.Tensor, dy: torch.Tensor, options: Opt
     return torch.autograd.grad(y, [x, *module.parameters()], dy)
 
 
-def of_several(function: Callable[..., Any], module: nn.Module, xs: Tensors, dy: torch.Tensor) -> Tensors:
-    """Gradients of several inputs, and of a module's parameters."""
-    xs = tuple(x.detach().requires_grad_() for x in xs)
-    return torch.autograd.grad(function(*xs), [*xs, *module.parameters()], dy)
-
-
-def close_to_exact(function: Callable[..., Any], module: nn.Module, xs: Tensors) -> None:
-    """Assert that gradients of a function with a module's numbers are those of float64."""
-    dy = torch.randn_like(module(*xs))
-    ours = of_several(function, module, xs, dy)
-    wide = copy.deepcopy(module).double()
-    for mine, truth in zip(
-        ours, of_several(wide, wide, tuple(x.double() for x in xs), dy.double()), strict=True
-    ):
-        assert mine.shape == truth.shape and mine.isfinite().all()
-        assert float((mine - truth).norm()) <= 1e-6 * float(truth.norm())
-
-
 def exact_gradients(module: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> Tensors:
     module = copy.deepcopy(module).double()
     x = x.double().requires_grad_()

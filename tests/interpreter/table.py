@@ -42,9 +42,9 @@ class Entry:
     results are eager's bit by bit. `lies`: also their strides are. `cancelled`: the size of the terms that a
     result is a difference of, if it is much larger.
 
-    `after`: what becomes of a result outside of the compile, before its gradient is asked for. `setting`: what
-    compiles plan with, besides a GPU of so few `multiprocessors` that programs have several tiles. `patches`:
-    names of modules with other values, for small sizes.
+    `after`: what becomes of a result outside of the compile, before its gradient is asked for. `setting`:
+    what compiles plan with, besides a GPU of so few `multiprocessors` that programs have several tiles.
+    `patches`: names of modules with other values, for small sizes.
     """
 
     make: Callable[[], Callable[..., Any]]

@@ -112,6 +112,7 @@ def test_both_graphs_say_that_they_round() -> None:
     assert seen == [{"mul_rounded"}, {"mul_rounded", "eq_rounded"}]
 
 
+IMAGES = torch.randn(4, 8, 20, 18)
 RELUS: list[tuple[Callable[[], nn.Module], tuple[int, ...], bool, torch.dtype]] = [
     (lambda: nn.BatchNorm2d(16), (4, 16, 20, 18), False, bf16),
     (lambda: nn.BatchNorm2d(16), (4, 20, 18, 16), True, f16),
@@ -271,7 +272,7 @@ def test_a_mask_is_the_one_of_eager_for_all_numbers(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of half precision, halfway to the next one, and on either side of that."""
-    (mask,) = masks_of(Layers(lambda norm, z, x: BENT[name](norm(z))), dtype, monkeypatch)
+    (mask,) = masks_of(Layers(lambda norm, z, x: BENT[name](norm(z))), IMAGES, dtype, monkeypatch)
     numbers = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype).float()
     finite = numbers[numbers.isfinite()].sort().values
     halfway = (finite[1:] + finite[:-1]) / 2
@@ -282,18 +283,22 @@ def test_a_mask_is_the_one_of_eager_for_all_numbers(
 
 
 def masks_of(
-    module: nn.Module, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, options: Any = ON
+    module: nn.Module,
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    options: Any = ON,
 ) -> list[Any]:
+    """The masks that the compile of a module finds, in autocast to a half precision or without."""
     found, masks = list[Any](), pipeline.masks
 
-    def noted(graph: Any, least: int) -> list[Any]:
-        found.extend(masks(graph, least))
+    def noted(*args: Any) -> list[Any]:
+        found.extend(masks(*args))
         return found
 
     monkeypatch.setattr(pipeline, "masks", noted)
-    half = bf16 if dtype is f32 else dtype
-    with torch.autocast("cpu", dtype=half, enabled=dtype is half):
-        y = compiled(options)(module)(torch.randn(4, 8, 20, 18))
+    with torch.autocast("cpu", dtype=bf16 if dtype is f32 else dtype, enabled=dtype is not f32):
+        y = compiled(options)(module)(x)
     y.float().sum().backward()
     return found
 
@@ -302,7 +307,7 @@ def masks_of(
 def test_which_masks_are_recomputed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of which forward and backward find the same bits, with nothing more to read."""
     then, dtype, count = MADE[name]
-    assert len(masks_of(Layers(then), dtype, monkeypatch)) == count
+    assert len(masks_of(Layers(then), IMAGES, dtype, monkeypatch)) == count
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
@@ -311,13 +316,13 @@ def test_a_bias_that_a_loop_adds_is_rounded_in_half_precision(
 ) -> None:
     """The loop that adds a convolution's bias may be the forward's, and not the backward's."""
     module = Layers(lambda norm, z, x: torch.relu(norm(z)), bias=True)
-    assert len(masks_of(module, dtype, monkeypatch)) == (dtype is f32)
+    assert len(masks_of(module, IMAGES, dtype, monkeypatch)) == (dtype is f32)
 
 
 @pytest.mark.parametrize("least", [4 * 8 * 20 * 18, 4 * 8 * 20 * 18 + 1])
 def test_what_is_too_small_for_a_region_keeps_its_mask(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = Layers(lambda norm, z, x: torch.relu(norm(z)))
-    found = masks_of(module, bf16, monkeypatch, with_options(min_numel=least))
+    found = masks_of(module, IMAGES, bf16, monkeypatch, with_options(min_numel=least))
     assert len(found) == (least == 4 * 8 * 20 * 18)
 
 
@@ -328,7 +333,7 @@ def test_copies_are_made_beside_large_tensors_alone(beyond: int, monkeypatch: py
     module = Layers(
         lambda norm, z, x: torch.relu(F.layer_norm(z, (18,), norm.weight.mean() + x[0, 0, 0], x[0, 0, 1]))
     )
-    assert len(masks_of(module, f32, monkeypatch)) == (not beyond)
+    assert len(masks_of(module, IMAGES, f32, monkeypatch)) == (not beyond)
 
 
 def test_no_whole_number_has_a_mask() -> None:
@@ -345,8 +350,8 @@ def test_under_compiled_autograd_a_backward_has_one_mask(monkeypatch: pytest.Mon
     """Traced again, it would have no mark, and compute both."""
     module = Layers(lambda norm, z, x: torch.relu(norm(z)))
     with torch._dynamo.config.patch(compiled_autograd=True):
-        assert masks_of(module, bf16, monkeypatch) == []
-    assert len(masks_of(module, bf16, monkeypatch)) == 1
+        assert masks_of(module, IMAGES, bf16, monkeypatch) == []
+    assert len(masks_of(module, IMAGES, bf16, monkeypatch)) == 1
 
 
 def test_what_no_region_takes_reads_the_stored_result(monkeypatch: pytest.MonkeyPatch) -> None:

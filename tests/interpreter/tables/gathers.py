@@ -70,7 +70,7 @@ FORMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]]
     "windows": (windows, (2, 6, 5, 11)),
     "concatenated": (lambda y: torch.cat([y[:, 2:].sin(), y[:, :1]], 1).cos(), (3, 5, 11)),
 }
-SYMBOLIC = ["rope", "gated", "class token", "next token", "pad", "batch second", "concatenated"]
+SYMBOLIC = ["rope", "next token", "pad", "concatenated"]
 AT_ANY_SIZE = ((search, "lighter", lambda *_: []),)
 
 
