@@ -40,10 +40,10 @@ def test_every_operator(first: int) -> None:
     check(program, "interpreter", stock=False)
 
 
-def of(
-    shape: tuple[int, ...], inner: tuple[int, ...], outer: tuple[int, ...], steps: str, out: str, **how: Any
-) -> Program:
-    """A program by its steps, each a name, an operator, arguments and a number, and its results' views."""
+def of(space: str, steps: str, out: str, **how: Any) -> Program:
+    """A program by its sizes and the dims that either side reduces, by its steps, each a name, an operator,
+    arguments and a number, and by its results and how they are viewed."""
+    shape, inner, outer = (tuple(map(int, part.split())) for part in space.split("|"))
     made = []
     for name, op, *args in map(str.split, steps.split(",")):
         number = int(args.pop()) if args[-1].isdigit() else 0
@@ -55,7 +55,7 @@ def of(
 
 
 PAIR = "v0 row_sum x y, v1 sub_mul_row y x v0, v2 col_sum x y"
-NORM = of((5, 12), (1,), (0,), PAIR, "v1, v2")
+NORM = of("5 12 | 1 | 0", PAIR, "v1, v2")
 HALF = {"dtype": "float16", "weight_dtype": "float16"}
 BFLOAT = {"dtype": "bfloat16", "weight_dtype": "bfloat16"}
 DOUBLE = {"dtype": "float64", "weight_dtype": "float64"}
@@ -64,9 +64,7 @@ DYNAMIC: dict[str, Any] = {"dynamic": True, "oblivious": True}
 BUGS = {
     # The variance of symbolic rows divides by a number that is no tensor.
     "variance": of(
-        (9, 5),
-        (1,),
-        (0,),
+        "9 5 | 1 | 0",
         "v0 mul_row x r, v1 col_var v0 2, v2 row_sum x y, v3 sub_mul_row y x v2",
         "v1, v3",
         backward=True,
@@ -74,9 +72,7 @@ BUGS = {
     ),
     # Truth values are stored transposed, in a graph that is compiled for no rows.
     "no rows": of(
-        (1, 7, 12),
-        (2,),
-        (0, 1),
+        "1 7 12 | 2 | 0 1",
         "v1 row_bool_eq ri ri 4, v6 col_sum_flat x y 1",
         "v1 twice, v6 transposed",
         layouts=("contiguous", "offset", "contiguous", "expanded"),
@@ -85,9 +81,7 @@ BUGS = {
     ),
     # A transposed tensor is copied, of which nothing says whether it has a single row.
     "copied": of(
-        (13, 12),
-        (1,),
-        (0,),
+        "13 12 | 1 | 0",
         "v0 times_row_count x ri 4, v1 col_sum y y 3, v2 row_sum y y 5, v3 sub_mul_row v0 v0 v2 3",
         "v3, v1",
         layouts=("contiguous", "transposed", "contiguous", "contiguous"),
@@ -97,27 +91,21 @@ BUGS = {
     ),
     # A custom operator's result, less what it is computed from: nothing is left of values that are rounded.
     "rounded": of(
-        (2, 3, 4, 5),
-        (2, 3),
-        (0, 2, 3),
+        "2 3 4 5 | 2 3 | 0 2 3",
         "v5 mul_row x r 1, v7 note v5 4, v8 row_sum x x 3, v9 col_sum_flat v5 v7 5",
         "v8, v9",
         **HALF,
     ),
     # Infinities are cast to float8: eager's casts of them are of the version, and none is as a kernel's.
     "saturated": of(
-        (5, 12),
-        (1,),
-        (0,),
+        "5 12 | 1 | 0",
         f"{PAIR}, v3 fp8_e5m2 x, v4 through_fp8 y x",
         "v1, v2, v3, v4",
         planted=(("x", 7, "inf"), ("y", 33, "-inf")),
     ),
     # The product of an expanded tensor and a transposed one lies otherwise by eager operators than by fakes.
     "expanded": of(
-        (1, 3, 3),
-        (2,),
-        (0,),
+        "1 3 3 | 2 | 0",
         "v0 one_factor y w, v1 col_sum y v0 5, v2 row_sum y v0 2, v3 temperature v0 v1",
         "v3, v1, v2",
         layouts=("contiguous", "transposed", "contiguous", "contiguous"),
@@ -126,9 +114,7 @@ BUGS = {
     ),
     # A sum of all elements goes to a tensor with fewer axes than the sums that it was added up from.
     "fewer axes": of(
-        (1, 3, 4, 2),
-        (2, 3),
-        (0, 2, 3),
+        "1 3 4 2 | 2 3 | 0 2 3",
         "v0 col_sum y x 4, v1 one_factor y v0 5, v2 temperature y v0 3, v3 row_sum y v1 5",
         "v0, v2 sliced, v3, v1 flat",
         dtype="float16",
@@ -137,9 +123,7 @@ BUGS = {
     ),
     # Of a single row, which programs share, no tensor has an index along both axes.
     "shared row": of(
-        (1, 40, 1),
-        (1,),
-        (0, 1),
+        "1 40 1 | 1 | 0 1",
         "v0 one_factor x w 3, v1 col_sum x y 2, v2 temperature v0 v1 4, v3 row_sum y v2 3",
         "v2 transposed, v1, v3 sliced",
         layouts=("contiguous", "contiguous", "channels-last", "contiguous"),
@@ -150,9 +134,7 @@ BUGS = {
     ),
     # Moments in double precision, whose parts have counts that are divided.
     "moments": of(
-        (2, 1205, 5),
-        (1,),
-        (0, 1),
+        "2 1205 5 | 1 | 0 1",
         "v0 two_zeros y y 1, v3 mul_col y w 3, v4 through_fp8 x v3 1, v6 col_max_of_product x y 1,"
         "v9 padded_both v0 v4 3, v10 row_sum v4 v9 2, v11 elu_between x v6 4, v13 col_sum v3 v11 3",
         "v11 transposed, v10 transposed, v13 sliced",
@@ -161,9 +143,7 @@ BUGS = {
     ),
     # A piece of a softmax with a sink, which a kernel reads as it lies when it is computed piecewise.
     "piece": of(
-        (8, 2, 16),
-        (1, 2),
-        (0,),
+        "8 2 16 | 1 2 | 0",
         "v1 position x y 4, v3 normed_head v1 v1 3, v4 gated_half v3 v3 4, v5 sink v1 v4 2,"
         "v6 gate_of_all v3 v3 1, v8 row_sum v6 v3 3, v10 col_sum v5 v4 3, v11 normed_apart v5 v10 3,"
         "v14 sink v6 v11 1",
@@ -174,9 +154,7 @@ BUGS = {
     ),
     # A sum's result has an order that only its users tell.
     "gated": of(
-        (2, 5, 16529),
-        (0, 2),
-        (0, 2),
+        "2 5 16529 | 0 2 | 0 2",
         "v0 col_sum y y 1, v1 gated_half y y 4, v2 row_sum v1 y 1, v3 mul_col y v0 5, v4 gate_along x v3 5",
         "v0 flat, v4, v2 transposed, v3",
         backward=True,
@@ -184,9 +162,7 @@ BUGS = {
     ),
     # A piece of a row of 12, of a symbolic batch whose hint is 1.
     "sink": of(
-        (1, 2, 11),
-        (2,),
-        (0,),
+        "1 2 11 | 2 | 0",
         "v0 col_sum y y 2, v1 gate_of_all x y 2, v2 sink y y 2, v3 position v1 v2 5, v4 row_sum v3 v3 5,"
         "v5 row_sum v2 v2 5, v6 sub_mul_row v2 v2 v4 3",
         "v0 twice, v6, v5 flat, v4 transposed",
@@ -196,9 +172,7 @@ BUGS = {
     ),
     # A tile of one row and one column is rounded.
     "one column": of(
-        (2, 1, 1),
-        (2,),
-        (0, 1),
+        "2 1 1 | 2 | 0 1",
         "v0 row_sum x y 2, v1 turned_row y v0 2, v2 col_sum y v1 1",
         "v0 twice, v1 sliced, v2 sliced",
         dtype="bfloat16",
@@ -217,9 +191,7 @@ def test_programs_in_which_a_bug_was_found(program: Program) -> None:
 
 # In one row the mean square rounds to 1 or, as eager sums it, to the number behind: `y - y * v2` is 0 or not.
 JUMP = of(
-    (3, 2, 12),
-    (2,),
-    (1,),
+    "3 2 12 | 2 | 1",
     "v2 row_sum y y 3, v4 sub_mul_row y y v2 3, v7 col_sum_flat v4 v4 5, v9 signed_zero x v4 2",
     "v7, v9",
     backward=True,
@@ -280,7 +252,7 @@ EFFECTS = (
 @pytest.mark.parametrize("backward", [False, True])
 def test_effects_are_fused_around(backward: bool) -> None:
     steps = EFFECTS if backward else f"{EFFECTS}, v7 bump y x 3"
-    outcome = run(of((5, 12), (1,), (0,), steps, "v1, v4, v6", backward=backward), "interpreter")
+    outcome = run(of("5 12 | 1 | 0", steps, "v1, v4, v6", backward=backward), "interpreter")
     assert outcome.status == "ok" and outcome.fused, outcome
 
 
@@ -295,7 +267,7 @@ def test_a_moved_effect_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(pipeline, "run", moving)
     steps = f"v8 noise_row r, {PAIR}, v9 noise_col w"
-    outcome = run(of((5, 12), (1,), (0,), steps, "v1, v2, v8, v9"), "interpreter")
+    outcome = run(of("5 12 | 1 | 0", steps, "v1, v2, v8, v9"), "interpreter")
     assert (outcome.status, outcome.kind) == ("failed", "effects"), outcome
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from graphs import HFRMSNorm
+from graphs import HFRMSNorm, bf16
 from support.around import StarReLU, Temperature
-from table import Entry, random_weights
+from table import Entry, of, random_weights
 from torch import nn
 
 NORMS: tuple[Callable[[int], nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, HFRMSNorm)
@@ -130,7 +130,30 @@ def whole(name: str, shape: tuple[int, ...]) -> Entry:
     )
 
 
+def wide(make: Callable[[], Callable[..., Any]], *shapes: tuple[int, ...], **how: Any) -> Entry:
+    """Rows that several programs share, with the schedule that the pipeline chooses."""
+    return Entry(make, shapes, shows=lambda r: r.schedule.group > 1, **how)
+
+
+def carried(x: Any, dy: Any, w: Any, kept: Any) -> tuple[Any, Any]:
+    """A narrow value of each row. A tile has fewer rows than a register has room for."""
+    g = dy * w * kept
+    return g - x * (g * x).mean(-1, keepdim=True) * kept, (dy * x).sum(0)
+
+
 ENTRIES: dict[str, Entry] = {
+    "wide rows": wide(lambda: nn.LayerNorm(16400).to(bf16), (3, 16400), dtype=bf16),
+    "wide rows of an odd number": wide(lambda: nn.RMSNorm(16385).to(bf16), (9, 16385), dtype=bf16),
+    **{
+        f"wide rows, carried {dtype}": wide(
+            of(carried),
+            (3, 16400),
+            (3, 16400),
+            (16400,),
+            given=lambda *drawn, dtype=dtype: (*drawn, torch.tensor([[1], [0], [3]]).to(dtype)),
+        )
+        for dtype in (torch.bool, torch.int8, torch.int16)
+    },
     **{
         f"{rows}x{cols}{' dynamic' * dynamic}": of_ratio(rows, cols, NORMS[(i + dynamic) % 2], dynamic)
         for dynamic, ratios in ((False, RATIOS), (True, DYNAMIC))
