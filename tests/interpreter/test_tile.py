@@ -196,11 +196,11 @@ def test_the_functions_of_the_page() -> None:
     page: dict[str, Any] = {"torch": torch, "model": torch.nn.Identity()}
     for text in code_of("quantise.md", "python"):
         exec(text, page)
-    x = wide(256, 256)
+    x = wide(256, 512)
     for name in ("mx_transposed", "mx_both", "mx_in_place", "mx4_both", "blocks_both", "squares"):
         check(page[name], x)
     exactly_fused(page["rowwise_both"], x)
-    x, y, z = (torch.randn(256, 256, dtype=bf16) for _ in range(3))
+    x, y, z = (torch.randn(256, 512, dtype=bf16) for _ in range(3))
     check(page["gelu_backward"], x, y, kernels=2)
     check(page["delayed"], x, torch.tensor(0.5), kernels=2)
     check(page["swiglu_backward"], x, y, z)

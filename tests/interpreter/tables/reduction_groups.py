@@ -138,6 +138,7 @@ def blocks(last: bool, dtype: torch.dtype) -> Entry:
         make,
         (4, 24, 18, 16),
         dtype=dtype,
+        by_graph=True,
         last=last,
         shows=lambda found: [*map(writes_over, found)] == [(1, 1), (2, 1)],
     )
@@ -241,7 +242,7 @@ def responses(shape: Shape, active: bool, dtype: torch.dtype) -> Entry:
         record = found[-1]
         return (len(record.outer), len(record.kernels)) == (4 + active, 4 if shape[0] > 1 else 3)
 
-    return entry(random_weights(make, dtype), shape, dtype=dtype, shows=shows)
+    return entry(random_weights(make, dtype), shape, dtype=dtype, by_graph=True, shows=shows)
 
 
 class BehindResponses(nn.Module):
@@ -467,7 +468,7 @@ ENTRIES: dict[str, Entry] = {
     },
     **{name: pairs(name, i % 2 == 0) for i, name in enumerate(PAIRS)},
     "behind responses": entry(
-        random_weights(lambda: BehindResponses(24)), (3, 12, 20, 24), shows=forwards_mean
+        random_weights(lambda: BehindResponses(24)), (3, 12, 20, 24), by_graph=True, shows=forwards_mean
     ),
     "conditioned": entry(
         random_weights(lambda: Conditioned(24)),
