@@ -16,7 +16,6 @@ import torch
 from graphs import f32
 from running import OFF, Counting, Tensors, check, compiled, has_half_layer_norm
 from support.effects import watched
-from support.quantised import different
 from torch import nn
 from torch.fx.experimental import _config as fx_config
 from torch.utils._pytree import tree_leaves
@@ -33,14 +32,13 @@ class Entry:
     """`make` gives a module, whose gradients are compared, or a function of tensors, whose results are.
 
     `shapes` are those of normal numbers, of which `given` makes the inputs, in other layouts or of other
-    values.
-    With `dims`, those dims of each input are symbolic, and one compile also serves sizes by `more` larger.
-    `dynamic` is that of `torch.compile`; with `oblivious`, a graph may be compiled for 0 or 1.
+    values. With `dims`, those dims of each input are symbolic, and one compile also serves sizes by `more`
+    larger. `dynamic` is that of `torch.compile`; with `oblivious`, a graph may be compiled for 0 or 1.
 
-    `regions`: how many are fused, with none declined. `declined`: the reasons of those that are. `shows`:
-    what is true of the records. Errors are compared with those of eager, or with `by_graph` with those of
-    the unfused graph; with `bits` results are eager's bit by bit. `lies`: also their strides are. `cancelled`: the size of the terms that a
-    result is a difference of, if it is much larger.
+    `regions`: how many are fused, with none declined, or None for any number. `declined`: the reasons of those
+    that are. `shows`: what is true of the records. Errors are compared with those of eager, or with `by_graph`
+    with those of the unfused graph. `lies`: also strides are. `cancelled`: the size of the terms that a result
+    is a difference of, if it is much larger.
 
     `after`: what becomes of a result outside of the compile, before its gradient is asked for. `setting`:
     what compiles plan with, besides a GPU of so few `multiprocessors` that programs have several tiles.
@@ -58,7 +56,6 @@ class Entry:
     regions: int | None = 1
     declined: tuple[str, ...] = ()
     shows: Callable[..., object] = lambda *records: True
-    bits: bool = False
     by_graph: bool = False
     lies: bool = False
     cancelled: float = 0.0
@@ -153,9 +150,6 @@ def compare(entry: Entry, ours: Tensors, module: Any, inputs: Tensors) -> None:
     if entry.lies and lie(ours) != lie(stock):
         stock = results(entry, compiled(OFF)(module), module, inputs)  # torch 2.14: eager's order is another
     assert not entry.lies or lie(ours) == lie(stock)
-    if entry.bits:
-        assert not any(different(mine, theirs) for mine, theirs in zip(ours, stock, strict=True))
-        return
     wide = copy.deepcopy(module).double() if isinstance(module, nn.Module) else module
     exact = results(entry, wide, wide, tuple(t.double() if t.is_floating_point() else t for t in inputs))
     terms = max(1, sum(t.numel() for t in inputs))
