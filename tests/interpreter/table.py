@@ -35,10 +35,10 @@ class Entry:
     values. With `dims`, those dims of each input are symbolic, and one compile also serves sizes by `more`
     larger. `dynamic` is that of `torch.compile`; with `oblivious`, a graph may be compiled for 0 or 1.
 
-    `regions`: how many are fused, with none declined, or None for any number. `declined`: the reasons of those
-    that are. `shows`: what is true of the records. Errors are compared with those of eager, or with `by_graph`
-    with those of the unfused graph. `lies`: also strides are. `cancelled`: the size of the terms that a result
-    is a difference of, if it is much larger.
+    `regions`: how many are fused, with none declined; None is any number. `declined`: the reasons of those
+    that are. `shows`: what is true of the records. Errors are compared with those of eager, or `by_graph`
+    with those of the unfused graph. `lies`: also strides are. `cancelled`: the size of the terms that a
+    result is a difference of, if it is much larger.
 
     `after`: what becomes of a result outside of the compile, before its gradient is asked for. `setting`:
     what compiles plan with, besides a GPU of so few `multiprocessors` that programs have several tiles.
