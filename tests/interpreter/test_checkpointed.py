@@ -165,6 +165,6 @@ def test_small_sums_are_saved(name: str) -> None:
     function, dtype, how, count = RECOMPUTED[name]
     backward = divided(function, dtype, **how)
     assert backward.sums == count
-    assert divided(function, dtype, OFF, **how).sums > count or name.startswith("must")
+    assert divided(function, dtype, OFF, **how).sums >= max(count, 1)
     assert backward.rounded == ({"add_rounded"} if function is root else set())
     assert name != "blocks in a norm" or (ROWS, 1) in backward.given

@@ -386,7 +386,7 @@ def layers(shape: Shape, groups: int) -> Entry:
 
 
 STATISTICS_LEFT: dict[str, tuple[Make, Shape, bool]] = {
-    "instance": (lambda: nn.InstanceNorm2d(16, affine=True), (2, 16, 40, 30), True),
+    "instance": (lambda: nn.InstanceNorm2d(16), (2, 16, 40, 30), True),
     "no elements": (lambda: AsOnGPU(16, 4), (0, 16, 20, 16), True),
     "few elements": (lambda: AsOnGPU(16, 4), (4, 16, 5, 3), True),
     "in the order of the dims": (lambda: AsOnGPU(64, 8), (2, 64, 24, 16), False),

@@ -102,7 +102,9 @@ def without_guard(function: Callable[..., Any]) -> Entry:
 ENTRIES: dict[str, Entry] = {
     "layer": any_rows(lambda: nn.LayerNorm(16), 1),
     "hugging face": any_rows(lambda: HFRMSNorm(16), 1),
-    "two leading dims": any_rows(lambda: nn.LayerNorm(16), 2, shapes=((2, 5, 16),), dims=((0, 1),)),
+    "two leading dims": any_rows(
+        lambda: nn.LayerNorm(16), 2, shapes=((2, 5, 16),), dims=((0, 1),), more=(0, 1, 20)
+    ),
     "heads": any_rows(lambda: nn.RMSNorm(16), 3, shapes=((2, 4, 5, 16),), dims=((0, 2),), more=(0, 2, 7)),
     "pieces": any_rows(
         Pieces,
