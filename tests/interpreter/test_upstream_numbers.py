@@ -16,7 +16,7 @@ from upstream import LEFT, WOUNDS, masked, sums
 from mixorder import pipeline
 from mixorder.report import RegionRecord, collect
 
-# Two are wrong for sizes that an interpreter does not run (tests/inductor/test_mix_order.py), and the bias of a
+# Two are wrong for sizes that no interpreter runs (tests/inductor/test_mix_order.py), and the bias of a
 # convolution is a sum on a GPU alone.
 NOT_HERE = ("195845 product", "integers", "190796")
 ALL = {name: wound for name, wound in (WOUNDS | LEFT).items() if name not in NOT_HERE}
