@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import graphs
-import matrix
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,6 @@ from support.cases import CASES, Example
 from test_comparisons import BENT, MADE, Layers, masks_of
 from torch import nn
 from torch.fx import Graph
-from torch.utils.checkpoint import checkpoint
 
 from mixorder.options import Options
 from mixorder.region import comparisons
@@ -150,23 +148,10 @@ def of_case(name: str) -> Made:
     return case.function, tuple(x.requires_grad_() for x in case.inputs)
 
 
-def of_matrix(case: matrix.Case, is_checkpointed: bool) -> Made:
-    function = case.on(case.space)
-    args = matrix.arguments(case.function, case.space, case.dtype)
-    args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
-    return functools.partial(checkpoint, function, use_reentrant=False) if is_checkpointed else function, args
-
-
-MATRIX = [c for c in matrix.cases() if c.way.name == "tiles of rows" and not c.symbolic]
 PROGRAMS: dict[str, Callable[[], Made]] = {
     **{name: functools.partial(of_module, name) for name in MODULES},
     **{f"made: {name}": functools.partial(made, name) for name in [*MADE][1::2]},
     **{f"family: {n}": functools.partial(of_case, n) for n in [*CASES][::9] if CASES[n].training},
-    **{
-        f"matrix: {case}": functools.partial(of_matrix, case, i % 2 == 1)
-        for i, case in enumerate(MATRIX[::3])
-        if case.function is not matrix.softmaxes  # which has no backward
-    },
 }
 
 
