@@ -21,7 +21,7 @@ from mixorder import pipeline
 CHUNK = 40  # operators of a program
 WORDS = sorted(OPS)
 random.Random(0).shuffle(WORDS)
-SEEDS = int(os.environ.get("MIXORDER_FUZZ_SEEDS", "2"))
+SEEDS = int(os.environ.get("MIXORDER_FUZZ_SEEDS", "1"))
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of planted infinities
 

@@ -68,8 +68,7 @@ class Autocast(nn.Module):
 # Shape and dtype of x, and how many inputs are overwritten. Of a Block's four regions, one is a bias gradient
 # on its own. Of wide rows, programs share a row and do not wait.
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype, int]] = {
-    "rms": (lambda: Block(40, nn.RMSNorm), SHAPE, f32, 4),
-    "layer": (lambda: Block(40), SHAPE, bf16, 4),
+    "block": (lambda: Block(40, nn.RMSNorm), SHAPE, bf16, 4),
     "what another kernel has read before": (lambda: Response(40), SHAPE, f32, 1),
     "shared rows": (
         lambda: nn.Sequential(nn.Linear(24, 12032), nn.GELU(), nn.Linear(12032, 8)),

@@ -121,7 +121,6 @@ ENTRIES: dict[str, Entry] = {
     ),
     "sums of all": any_rows(lambda: after_a_product(StarReLU()), 1),
     "temperature": any_rows(lambda: after_a_product(Temperature(1)), 1),
-    "block": any_rows(lambda: Block(16), *[1] * 4, more=(0, 4)),
     "block of two dims": any_rows(
         lambda: Block(16, nn.RMSNorm), *[2] * 4, shapes=((2, 5, 16),), dims=((0, 1),), more=(0, 2)
     ),
