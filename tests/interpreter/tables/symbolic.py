@@ -11,7 +11,6 @@ from graphs import Block, HFRMSNorm, pair
 from support.around import StarReLU, Temperature
 from table import Entry, of
 from torch import nn
-from upstream import WithToken
 
 from mixorder.record import as_dict
 
@@ -115,10 +114,6 @@ ENTRIES: dict[str, Entry] = {
         more=(0, 1),
     ),
     "sum of two": any_rows(Concatenated, 2, shapes=((5, 16), (3, 16)), dims=((0,), (0,)), more=(0, 4)),
-    # Upstream's #186426: s * a + s rows are not seen to be a multiple of s.
-    "a token before others": any_rows(
-        lambda: WithToken(16), 3, shapes=((3, 5, 16),), dims=((0, 1),), more=(0, 2, 7)
-    ),
     "sums of all": any_rows(lambda: after_a_product(StarReLU()), 1),
     "temperature": any_rows(lambda: after_a_product(Temperature(1)), 1),
     "block of two dims": any_rows(
