@@ -414,11 +414,19 @@ def finishes(record: RegionRecord) -> bool:
 
 WHOLE = ("rows", "sixteen rows")
 WAYS = [
-    Way("rows", PERSISTENT, is_named(PERSISTENT), multiprocessors=5),
+    Way("rows", PERSISTENT, is_named(PERSISTENT), multiprocessors=5, without=tuple(PROGRAMS)[::2]),
     Way("tiles of rows", PERSISTENT, is_named(PERSISTENT)),
     Way("a row each", PERSISTENT, is_named(PERSISTENT), split_size=1, without=tuple(PROGRAMS)[::2]),
     Way("three rows each", PERSISTENT, is_named(PERSISTENT), split_size=3, without=tuple(PROGRAMS)[1::2]),
-    Way("all rows", PERSISTENT, finishes, (20, 24, 96, 320), split_size=1000, symbolic=False),
+    Way(
+        "all rows",
+        PERSISTENT,
+        finishes,
+        (20, 24, 96, 320),
+        split_size=1000,
+        symbolic=False,
+        without=tuple(PROGRAMS)[1::2],
+    ),
     Way(
         "chunks",
         dataclasses.replace(PERSISTENT, choose=in_chunks),

@@ -113,47 +113,40 @@ def fused(regions: int) -> bool:
     return counters["mixorder"]["fused_regions"] == regions
 
 
+KINDS = (nn.LayerNorm, WideLayerNorm, nn.RMSNorm, HFRMSNorm)
+
+
 @pytest.mark.parametrize(
-    ("where", "kind"),
-    crossed(["inside", "outside"], [nn.LayerNorm, nn.RMSNorm, HFRMSNorm, WideLayerNorm]),
+    ("kind", "of", "where"),
+    [
+        *crossed(KINDS, [Block], ["inside", "outside"]),
+        (WideLayerNorm, PostNorm, "inside"),
+    ],
 )
-def test_autocast(where: str, kind: Callable[[int], nn.Module]) -> None:
-    """Float32 weights, matrix products in bfloat16; the casts between them and the norms join the regions."""
-    module, (x, dy) = block(kind), inputs()
-
-    def inside(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(target.device, bf16):
-            return module(x)
-
-    if where == "inside":
-        ours = grads(compiled(inside), module, x, dy)
-    else:
-        function = compiled(module)
-        with torch.autocast(target.device, bf16):
-            y = function(x)
-        ours = torch.autograd.grad(y, [x, *module.parameters()], dy)
-    assert fused(4)
-    assert all(mine.dtype == f32 for mine in ours)
-    as_close(ours, grads(inside, module, x, dy), exact(module, x, dy))
-
-
-@pytest.mark.parametrize("kind", [nn.LayerNorm, WideLayerNorm, nn.RMSNorm, HFRMSNorm])
-def test_autocast_of_norms_behind_residuals(kind: Callable[[int], nn.Module]) -> None:
-    """A norm's dx goes on in float32 and, rounded, to a matrix product: the next norm waits for both."""
-    module, (x, dy) = block(kind, of=PostNorm), inputs()
+def test_autocast(kind: Callable[[int], nn.Module], of: Callable[..., nn.Module], where: str) -> None:
+    """Float32 weights, matrix products in bfloat16; the casts between them and the norms join the regions.
+    Behind residuals, a norm's dx goes on in float32 and, rounded, to a product: the next norm waits for both.
+    """
+    module, (x, dy) = block(kind, of=of), inputs()
 
     def inside(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast(target.device, bf16):
             return module(x)
 
     with collect() as records:
-        ours = grads(compiled(inside), module, x, dy)
-    assert pairs(records) == 4
+        if where == "inside":
+            ours = grads(compiled(inside), module, x, dy)
+        else:
+            function = compiled(module)
+            with torch.autocast(target.device, bf16):
+                y = function(x)
+            ours = torch.autograd.grad(y, [x, *module.parameters()], dy)
+    assert fused(4) if of is Block else pairs(records) == 4
+    assert all(mine.dtype == f32 for mine in ours)
     as_close(ours, grads(inside, module, x, dy), exact(module, x, dy))
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("where", ["inside", "around"])
+@pytest.mark.parametrize(("where", "use_reentrant"), [("inside", False), ("around", True)])
 def test_activation_checkpointing(where: str, use_reentrant: bool) -> None:
     """Inside the graph the partitioner recomputes; around it the whole forward runs again."""
     module, (x, dy) = block(), inputs()
@@ -167,7 +160,7 @@ def test_activation_checkpointing(where: str, use_reentrant: bool) -> None:
     close([x.grad, *(p.grad for p in module.parameters())], exact(module, x, dy))
 
 
-@pytest.mark.parametrize(("kind", "of"), crossed([nn.LayerNorm, nn.RMSNorm, HFRMSNorm], [PostNorm, Block]))
+@pytest.mark.parametrize(("kind", "of"), [(nn.LayerNorm, PostNorm), (HFRMSNorm, Block)])
 def test_activation_checkpointing_in_half_precision(
     kind: Callable[[int], nn.Module], of: Callable[..., nn.Module]
 ) -> None:
@@ -181,18 +174,13 @@ def test_activation_checkpointing_in_half_precision(
     as_close(ours, grads(module, module, x, dy), exact(module, x, dy))
 
 
-@pytest.mark.parametrize("saved", ["matmuls", "norms", "nothing"])
-def test_selective_checkpointing(saved: str) -> None:
+@pytest.mark.parametrize("keep", [("mm", "addmm"), ("native_layer_norm",), ()], ids=str)
+def test_selective_checkpointing(keep: tuple[str, ...]) -> None:
     module, (x, dy) = block(), inputs()
-    aten = torch.ops.aten
-    keep = {
-        "matmuls": {aten.mm.default, aten.addmm.default},
-        "norms": {aten.native_layer_norm.default},
-        "nothing": set(),
-    }[saved]
 
     def policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op in keep else CheckpointPolicy.MUST_RECOMPUTE
+        saved = any(f".{name}." in str(op) for name in keep)
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.MUST_RECOMPUTE
 
     contexts = functools.partial(create_selective_checkpoint_contexts, policy)
     function = compiled(

@@ -64,24 +64,6 @@ def gradients(module: nn.Module, x: torch.Tensor, dy: torch.Tensor, options: Opt
     return torch.autograd.grad(y, [x, *module.parameters()], dy)
 
 
-def of_several(function: Callable[..., Any], module: nn.Module, xs: Tensors, dy: torch.Tensor) -> Tensors:
-    """Gradients of several inputs, and of a module's parameters."""
-    xs = tuple(x.detach().requires_grad_() for x in xs)
-    return torch.autograd.grad(function(*xs), [*xs, *module.parameters()], dy)
-
-
-def close_to_exact(function: Callable[..., Any], module: nn.Module, xs: Tensors) -> None:
-    """Assert that gradients of a function with a module's numbers are those of float64."""
-    dy = torch.randn_like(module(*xs))
-    ours = of_several(function, module, xs, dy)
-    wide = copy.deepcopy(module).double()
-    for mine, truth in zip(
-        ours, of_several(wide, wide, tuple(x.double() for x in xs), dy.double()), strict=True
-    ):
-        assert mine.shape == truth.shape and mine.isfinite().all()
-        assert float((mine - truth).norm()) <= 1e-6 * float(truth.norm())
-
-
 def exact_gradients(module: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> Tensors:
     module = copy.deepcopy(module).double()
     x = x.double().requires_grad_()
@@ -94,11 +76,17 @@ def unfused(module: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> Tensors:
     Eager's are those of the unfused graph, without a compile. But on the CPU eager LayerNorm adds up in half
     precision what a graph adds up in fp32: there the graph is run.
     """
-    half = any(t.dtype in (f16, bf16) for t in (x, *module.parameters()))
-    if half and any(isinstance(m, nn.LayerNorm) for m in module.modules()):
+    if has_half_layer_norm(module, x.dtype):
         return gradients(module, x, dy, OFF)
     x = x.detach().requires_grad_()
     return torch.autograd.grad(module(x), [x, *module.parameters()], dy)
+
+
+def has_half_layer_norm(module: Any, dtype: torch.dtype) -> bool:
+    if not isinstance(module, nn.Module):
+        return False
+    half = not {dtype, *(p.dtype for p in module.parameters())}.isdisjoint((f16, bf16))
+    return half and any(isinstance(m, nn.LayerNorm) for m in module.modules())
 
 
 def check_gradients(

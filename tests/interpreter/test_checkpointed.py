@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graphs import bf16, f16, f32
-from grids import crossed
 from recomputed import both, forward_and_recomputed
 from running import OFF, ON, Tensors, compiled
 from torch import nn
@@ -67,59 +66,9 @@ def norm(name: str, dtype: torch.dtype = f32) -> nn.Module:
     return graphs.randomised(graphs.NORMS[name](COLS), dtype)
 
 
-@pytest.mark.parametrize(("name", "dtype"), crossed(graphs.NORMS, [f32, bf16]))
-def test_a_norm_that_is_recomputed_has_the_bits_of_the_forward(name: str, dtype: torch.dtype) -> None:
-    """Casts round in both graphs: run node by node, the forward rounds where Inductor's kernel would not."""
-    rounding = torch._inductor.config.patch(emulate_precision_casts=True)
-    with rounding, collect() as records:
-        first, second = twice(norm(name, dtype), torch.randn(ROWS, COLS).to(dtype))
-    assert any(isinstance(r, RegionRecord) for r in records) == (name != "layer_plain")
-    assert torch.equal(first, second)
-
-
-@pytest.mark.parametrize("name", ["layer", "rms"])
-def test_rows_that_inductor_pads(name: str) -> None:
-    """Rows of 1100 elements in bfloat16 may be stored with gaps."""
-    module = graphs.randomised(graphs.NORMS[name](1100), bf16)
-    with torch._inductor.config.patch(emulate_precision_casts=True):
-        first, second = twice(module, torch.randn(6, 1100).to(bf16))
-    assert torch.equal(first, second)
-
-
-@pytest.mark.parametrize(("name", "dtype"), crossed(graphs.NORMS, [f32, bf16]))
-def test_sums_along_rows_are_saved(name: str, dtype: torch.dtype) -> None:
-    """Four bytes a row for each: a LayerNorm has two of them."""
-    module = norm(name, dtype)
-    saved, without = divided(module, dtype), divided(module, dtype, OFF)
-    extra = Counter(saved.given) - Counter(without.given)
-    assert saved.sums == 0 and without.sums > 0
-    assert extra == {(ROWS, 1): 2 if name.startswith("layer") else 1}
-    assert not saved.rounded
-
-
-SAVED: dict[str, Function] = {
-    "softmax": lambda x: torch.softmax(x, -1),
-    "group": lambda x: F.group_norm(x.view(4, 8, -1), 2).view(x.shape),
-    "batch": lambda x: F.batch_norm(x, None, None, training=True),
-    "centred": lambda x: x - x.sum(-1)[:, None] / COLS,
-    "router of a norm": lambda x: F.rms_norm(x, (COLS,)).topk(8).values.softmax(-1).sum(-1, True) * x,
-}
-
-
-@pytest.mark.parametrize("name", SAVED)
-def test_other_small_sums_are_saved(name: str) -> None:
-    of_selection = {"softmax": 1, "router of a norm": 1}  # the largest element has no other bits
-    assert divided(SAVED[name]).sums == of_selection.get(name, 0)
-    assert divided(SAVED[name], options=OFF).sums > of_selection.get(name, 0)
-
-
 def blocks(x: torch.Tensor) -> torch.Tensor:
     """Sums of two elements each: half as many bytes as the tensor."""
     return (x.view(ROWS, -1, 2) * x.view(ROWS, -1, 2).sum(-1, keepdim=True)).view(x.shape)
-
-
-def test_what_takes_many_bytes_is_recomputed() -> None:
-    assert divided(blocks).sums == 1
 
 
 def experts(x: torch.Tensor) -> torch.Tensor:
@@ -133,45 +82,89 @@ def of_parts(x: torch.Tensor) -> torch.Tensor:
     return (parts * (parts.sin() * parts.mean(-1, keepdim=True)).sum(1, keepdim=True)).view(x.shape)
 
 
-def must_recompute() -> Any:
-    policy = CheckpointPolicy.MUST_RECOMPUTE
-    return create_selective_checkpoint_contexts(lambda *_, **__: policy)
+def summed_again(x: torch.Tensor) -> torch.Tensor:
+    """A reduction reads a sum, which is in half precision if x is."""
+    y = x.view(ROWS, 2, -1)
+    s = y.sum(-1, keepdim=True)
+    return (y * s + s.sum(1, keepdim=True)).view(x.shape)
 
 
-@pytest.mark.parametrize(
-    ("function", "how"),
-    [(experts, {}), (of_parts, {}), (norm("layer"), {"context_fn": must_recompute})],
-    ids=["experts", "parts", "norm"],
-)
-def test_what_is_recomputed_is_left_to_inductor(function: Function, how: dict[str, Any]) -> None:
-    first, second = twice(function, torch.randn(ROWS, COLS), **how)
+def root(x: torch.Tensor) -> torch.Tensor:
+    """In half precision, the forward has such a sum in float32 where it is computed."""
+    return x * torch.rsqrt((x * x).mean(-1)[:, None] + 1e-3)
+
+
+def with_policy(policy: CheckpointPolicy) -> dict[str, Any]:
+    contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: policy)
+    return {"context_fn": contexts}
+
+
+MUST, PREFER = (with_policy(p) for p in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE))
+# Inductor may store rows of 1100 elements in bfloat16 with gaps.
+SAME_BITS: dict[str, tuple[Function, tuple[int, int], torch.dtype, dict[str, Any]]] = {
+    **{
+        f"{name} of {dtype}": (norm(name, dtype), (ROWS, COLS), dtype, {})
+        for name, dtype in zip(graphs.NORMS, (f32, bf16, f32, bf16, bf16), strict=True)
+    },
+    "padded rows": (graphs.randomised(nn.LayerNorm(1100), bf16), (6, 1100), bf16, {}),
+    "experts": (experts, (ROWS, COLS), f32, {}),
+    "parts": (of_parts, (ROWS, COLS), f32, {}),
+    "must be recomputed": (norm("layer"), (ROWS, COLS), f32, MUST),
+}
+
+
+@pytest.mark.parametrize("name", SAME_BITS)
+def test_what_is_recomputed_has_the_bits_of_the_forward(name: str) -> None:
+    """Casts round in both graphs: run node by node, the forward rounds where Inductor's kernel would not."""
+    function, shape, dtype, how = SAME_BITS[name]
+    rounding = torch._inductor.config.patch(emulate_precision_casts=True)
+    with rounding, collect() as records:
+        first, second = twice(function, torch.randn(shape).to(dtype), **how)
+    if name.partition(" ")[0] in graphs.NORMS:
+        assert any(isinstance(r, RegionRecord) for r in records) == ("layer_plain" not in name)
     assert torch.equal(first, second)
 
 
-def test_the_smallest_sums_are_saved_first() -> None:
-    backward = divided(lambda x: F.rms_norm(blocks(x), (COLS,)))
-    assert backward.sums == 1 and (ROWS, 1) in backward.given
+@pytest.mark.parametrize(("name", "dtype"), zip(graphs.NORMS, (bf16, f32, bf16, f32, bf16), strict=True))
+def test_sums_along_rows_are_saved(name: str, dtype: torch.dtype) -> None:
+    """Four bytes a row for each: a LayerNorm has two of them."""
+    module = norm(name, dtype)
+    saved, without = divided(module, dtype), divided(module, dtype, OFF)
+    extra = Counter(saved.given) - Counter(without.given)
+    assert saved.sums == 0 and without.sums > 0
+    assert extra == {(ROWS, 1): 2 if name.startswith("layer") else 1}
+    assert not saved.rounded
 
 
-@pytest.mark.parametrize("policy", [CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE])
-def test_a_policy_that_forbids_saving_is_followed(policy: CheckpointPolicy) -> None:
-    contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: policy)
-    sums = divided(norm("layer"), context_fn=contexts).sums
-    assert sums == (2 if policy is CheckpointPolicy.MUST_RECOMPUTE else 0)
+# How many sums are recomputed. The largest element has no other bits; what takes many bytes is not saved, nor
+# what a policy forbids. The smallest sums are saved first.
+RECOMPUTED: dict[str, tuple[Function, torch.dtype, dict[str, Any], int]] = {
+    "softmax": (lambda x: torch.softmax(x, -1), f32, {}, 1),
+    "group": (lambda x: F.group_norm(x.view(4, 8, -1), 2).view(x.shape), f32, {}, 0),
+    "batch": (lambda x: F.batch_norm(x, None, None, training=True), f32, {}, 0),
+    "centred": (lambda x: x - x.sum(-1)[:, None] / COLS, f32, {}, 0),
+    "router of a norm": (
+        lambda x: F.rms_norm(x, (COLS,)).topk(8).values.softmax(-1).sum(-1, True) * x,
+        f32,
+        {},
+        1,
+    ),
+    "blocks": (blocks, f32, {}, 1),
+    "blocks in a norm": (lambda x: F.rms_norm(blocks(x), (COLS,)), f32, {}, 1),
+    "must be recomputed": (norm("layer"), f32, MUST, 2),
+    "prefers to recompute": (norm("layer"), f32, PREFER, 0),
+    "root of bfloat16": (root, bf16, {}, 0),
+    "root of float16": (root, f16, {}, 0),
+    "summed again": (summed_again, f32, {}, 0),
+    "summed again in half precision": (summed_again, bf16, {}, 1),
+}
 
 
-@pytest.mark.parametrize("dtype", [bf16, f16])
-def test_readers_of_a_sum_in_half_precision_round_it_in_both_graphs(dtype: torch.dtype) -> None:
-    """The forward has such a sum in float32 where it is computed."""
-    backward = divided(lambda x: x * torch.rsqrt((x * x).mean(-1)[:, None] + 1e-3), dtype)
-    assert backward.sums == 0 and backward.rounded == {"add_rounded"}
-
-
-@pytest.mark.parametrize("dtype", [f32, bf16])
-def test_a_sum_in_half_precision_that_a_reduction_reads_is_recomputed(dtype: torch.dtype) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        y = x.view(ROWS, 2, -1)
-        s = y.sum(-1, keepdim=True)
-        return (y * s + s.sum(1, keepdim=True)).view(x.shape)
-
-    assert divided(function, dtype).sums == (1 if dtype == bf16 else 0)
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_small_sums_are_saved(name: str) -> None:
+    function, dtype, how, count = RECOMPUTED[name]
+    backward = divided(function, dtype, **how)
+    assert backward.sums == count
+    assert divided(function, dtype, OFF, **how).sums >= max(count, 1)
+    assert backward.rounded == {"add_rounded"} or function is not root
+    assert name != "blocks in a norm" or (ROWS, 1) in backward.given

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graphs import bf16, f16, f32
-from grids import crossed
 from running import ON, Tensors, check, compiled, with_options
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -57,12 +56,10 @@ def step(function: Chain, args: Tensors) -> Tensors:
     return tuple(t.detach() for t in (*out, *torch.autograd.grad(out, args, seeds)))
 
 
-PAIRS = crossed(CHAINS, HEADS)
+PAIRS = [*zip([*CHAINS] * 2, [*HEADS] * 2, [bf16, f16] * 3, strict=False)]
 
 
-@pytest.mark.parametrize(
-    ("chain", "head", "dtype"), [(*pair, (bf16, f16)[i % 2]) for i, pair in enumerate(PAIRS)]
-)
+@pytest.mark.parametrize(("chain", "head", "dtype"), PAIRS)
 def test_gradients_are_those_of_the_rounded_values(chain: str, head: str, dtype: torch.dtype) -> None:
     args = inputs(dtype)
 
@@ -115,6 +112,7 @@ def test_both_graphs_say_that_they_round() -> None:
     assert seen == [{"mul_rounded"}, {"mul_rounded", "eq_rounded"}]
 
 
+IMAGES = torch.randn(4, 8, 20, 18)
 RELUS: list[tuple[Callable[[], nn.Module], tuple[int, ...], bool, torch.dtype]] = [
     (lambda: nn.BatchNorm2d(16), (4, 16, 20, 18), False, bf16),
     (lambda: nn.BatchNorm2d(16), (4, 20, 18, 16), True, f16),
@@ -129,8 +127,9 @@ BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", BENT)
-@pytest.mark.parametrize(("make", "shape", "last", "dtype"), RELUS)
+@pytest.mark.parametrize(
+    ("make", "shape", "last", "dtype", "name"), [(*row, [*BENT][i % 2]) for i, row in enumerate(RELUS)]
+)
 def test_a_backward_has_the_mask_of_what_the_forward_stored(
     make: Callable[[], nn.Module],
     shape: tuple[int, ...],
@@ -189,6 +188,9 @@ class Layers(nn.Module):
 
 MADE: dict[str, tuple[Callable[..., Any], torch.dtype, int]] = {
     "norm": (lambda norm, z, x: torch.relu(norm(z)), bf16, 1),
+    # The loop that adds a convolution's bias may be the forward's, and not the backward's.
+    "behind a bias": (lambda norm, z, x: torch.relu(norm(z)), f32, 1),
+    "behind a bias in half precision": (lambda norm, z, x: torch.relu(norm(z)), bf16, 0),
     "in place": (lambda norm, z, x: F.leaky_relu_(norm(z), 0.1), bf16, 1),
     "in place, in full precision": (lambda norm, z, x: F.leaky_relu_(norm(z), 0.1), f32, 1),
     "between views": (lambda norm, z, x: torch.relu(norm(z).flatten(1)).view_as(z), bf16, 1),
@@ -268,13 +270,12 @@ def test_a_tile_contracts_what_inductors_forward_contracts(
     assert others
 
 
-@pytest.mark.parametrize("dtype", [bf16, f16])
-@pytest.mark.parametrize("name", BENT)
+@pytest.mark.parametrize(("name", "dtype"), zip(BENT, (bf16, f16), strict=True))
 def test_a_mask_is_the_one_of_eager_for_all_numbers(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of half precision, halfway to the next one, and on either side of that."""
-    (mask,) = masks_of(Layers(lambda norm, z, x: BENT[name](norm(z))), dtype, monkeypatch)
+    (mask,) = masks_of(Layers(lambda norm, z, x: BENT[name](norm(z))), IMAGES, dtype, monkeypatch)
     numbers = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype).float()
     finite = numbers[numbers.isfinite()].sort().values
     halfway = (finite[1:] + finite[:-1]) / 2
@@ -285,18 +286,22 @@ def test_a_mask_is_the_one_of_eager_for_all_numbers(
 
 
 def masks_of(
-    module: nn.Module, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, options: Any = ON
+    module: nn.Module,
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    options: Any = ON,
 ) -> list[Any]:
+    """The masks that the compile of a module finds, in autocast to a half precision or without."""
     found, masks = list[Any](), pipeline.masks
 
-    def noted(graph: Any, least: int) -> list[Any]:
-        found.extend(masks(graph, least))
+    def noted(*args: Any) -> list[Any]:
+        found.extend(masks(*args))
         return found
 
     monkeypatch.setattr(pipeline, "masks", noted)
-    half = bf16 if dtype is f32 else dtype
-    with torch.autocast("cpu", dtype=half, enabled=dtype is half):
-        y = compiled(options)(module)(torch.randn(4, 8, 20, 18))
+    with torch.autocast("cpu", dtype=bf16 if dtype is f32 else dtype, enabled=dtype is not f32):
+        y = compiled(options)(module)(x)
     y.float().sum().backward()
     return found
 
@@ -305,22 +310,14 @@ def masks_of(
 def test_which_masks_are_recomputed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of which forward and backward find the same bits, with nothing more to read."""
     then, dtype, count = MADE[name]
-    assert len(masks_of(Layers(then), dtype, monkeypatch)) == count
-
-
-@pytest.mark.parametrize("dtype", [f32, bf16])
-def test_a_bias_that_a_loop_adds_is_rounded_in_half_precision(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loop that adds a convolution's bias may be the forward's, and not the backward's."""
-    module = Layers(lambda norm, z, x: torch.relu(norm(z)), bias=True)
-    assert len(masks_of(module, dtype, monkeypatch)) == (dtype is f32)
+    module = Layers(then, bias="bias" in name)
+    assert len(masks_of(module, IMAGES, dtype, monkeypatch)) == count
 
 
 @pytest.mark.parametrize("least", [4 * 8 * 20 * 18, 4 * 8 * 20 * 18 + 1])
 def test_what_is_too_small_for_a_region_keeps_its_mask(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = Layers(lambda norm, z, x: torch.relu(norm(z)))
-    found = masks_of(module, bf16, monkeypatch, with_options(min_numel=least))
+    found = masks_of(module, IMAGES, bf16, monkeypatch, with_options(min_numel=least))
     assert len(found) == (least == 4 * 8 * 20 * 18)
 
 
@@ -331,7 +328,7 @@ def test_copies_are_made_beside_large_tensors_alone(beyond: int, monkeypatch: py
     module = Layers(
         lambda norm, z, x: torch.relu(F.layer_norm(z, (18,), norm.weight.mean() + x[0, 0, 0], x[0, 0, 1]))
     )
-    assert len(masks_of(module, f32, monkeypatch)) == (not beyond)
+    assert len(masks_of(module, IMAGES, f32, monkeypatch)) == (not beyond)
 
 
 def test_no_whole_number_has_a_mask() -> None:
@@ -348,8 +345,8 @@ def test_under_compiled_autograd_a_backward_has_one_mask(monkeypatch: pytest.Mon
     """Traced again, it would have no mark, and compute both."""
     module = Layers(lambda norm, z, x: torch.relu(norm(z)))
     with torch._dynamo.config.patch(compiled_autograd=True):
-        assert masks_of(module, bf16, monkeypatch) == []
-    assert len(masks_of(module, bf16, monkeypatch)) == 1
+        assert masks_of(module, IMAGES, bf16, monkeypatch) == []
+    assert len(masks_of(module, IMAGES, bf16, monkeypatch)) == 1
 
 
 def test_what_no_region_takes_reads_the_stored_result(monkeypatch: pytest.MonkeyPatch) -> None:

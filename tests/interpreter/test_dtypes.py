@@ -9,9 +9,8 @@ import torch
 from graphs import bf16
 from grids import crossed
 from reduced_dtypes import CASES, Reduction, case_name, f32, program
-from running import ON, run_fused
+from running import ON, compiled, run_fused
 
-from mixorder.plugin import compile_for_interpreter
 from mixorder.report import RegionRecord, collect
 
 ROWS, COLS = 300, 24
@@ -25,9 +24,8 @@ def test_a_reduction_is_computed_in_its_own_dtype(chosen: list[Reduction], insid
     y = y * torch.where(torch.rand(ROWS, COLS, generator=generator) < 0.4, -1.0, 1.0)
     x[:, 0] += 100 * COLS  # no scale is zero
     function = program(chosen, inside)
-    torch._dynamo.reset()
     with collect() as records:
-        ours = torch.compile(function, backend=compile_for_interpreter(ON), dynamic=False)(x, y)
+        ours = compiled(ON)(function)(x, y)
     assert any(isinstance(r, RegionRecord) for r in records)
     names = ["z", "dw", *(f"{r} over {dim}" for dim in (0, 1) for r in chosen)]
     for name, mine, truth in zip(names, ours, function(x, y), strict=True):
@@ -70,3 +68,17 @@ def test_the_largest_element_of_a_sum_of_rows() -> None:
 
     _, total, largest = run_fused(function, (torch.randn(64, 8, 32), torch.randn(64, 8, 32)))
     assert largest == total.amax()
+
+
+def test_a_dtype_that_triton_has_not() -> None:
+    """Of eight bits: the cast stays outside of the region."""
+
+    def function(x: Any, y: Any) -> Any:
+        z = x * (x * y).sum(-1, keepdim=True)
+        return z.abs().to(torch.float8_e8m0fnu), z, (z * y).sum(0)
+
+    with collect() as records:
+        data, z, _ = compiled(ON)(function)(torch.randn(60, 24), torch.randn(60, 24))
+    fused = [r for r in records if isinstance(r, RegionRecord)]
+    assert fused and not any("e8m0" in t.dtype for r in fused for t in r.outputs)
+    assert torch.equal(data.view(torch.uint8), z.abs().to(torch.float8_e8m0fnu).view(torch.uint8))

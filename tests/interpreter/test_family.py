@@ -18,8 +18,8 @@ from mixorder.report import RegionRecord, collect
 interpreted = functools.partial(compiled, fullgraph=True)
 
 
-# In one dtype or the other: the interpreter takes its time. On a GPU each is run in bf16.
-@pytest.mark.parametrize(("name", "dtype"), list(zip(CASES, itertools.cycle((f32, bf16)), strict=False)))
+# Every other one, in one dtype or the other: the interpreter takes its time. On a GPU each is run in bf16.
+@pytest.mark.parametrize(("name", "dtype"), zip([*CASES][::2], itertools.cycle((f32, bf16)), strict=False))
 def test_case(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
     check_case(case, case.shapes.small, dtype, "cpu", interpreted(ON), interpreted(OFF))

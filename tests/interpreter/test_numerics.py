@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f16, f32, f64, pair
-from running import ON, Tensors, run_fused, with_options
+from running import ON, Tensors, gradients, run_fused, with_options
+from tables.heads import Head
 from torch._dynamo.utils import counters
 
 from mixorder.plugin import compile_for_interpreter
@@ -152,3 +153,34 @@ def test_zeros_of_both_signs_are_two_constants() -> None:
     for mine, eager in zip(run_fused(both, args)[2:4], both(*args)[2:4], strict=True):
         torch.testing.assert_close(mine, eager)
         assert int(mine.isinf().sum()) == int((args[0] > 0).sum())
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_gradients_of_labels_that_are_no_numbers(value: float) -> None:
+    """An infinite gradient times the zeros of the other columns is NaN, in the loop and without it."""
+
+    def function(x: Any, labels: Any, scale: Any) -> Any:
+        hits = torch.where(torch.arange(300) == labels, -1.0, 0.0) * scale
+        dx = hits - x.exp() * hits.sum(1, keepdim=True)
+        return dx, dx.sum(0)
+
+    args = torch.randn(64, 300), torch.randint(-2, 302, (64, 1)), torch.randn(64, 1)
+    args[2][7] = value
+    for mine, theirs in zip(run_fused(function, args), function(*args), strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [bf16, f32])
+def test_products_find_numbers_behind_the_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AMX, torch's product in bfloat16 reads behind a padded row, and multiplies it by zero."""
+    original, behind = torch.fx.Interpreter.call_function, list[torch.Tensor]()
+
+    def call_function(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.mm.default:
+            real = (t for t in args if type(t) is torch.Tensor and t._is_view())  # it also traces the graph
+            behind.extend(t.new_empty(0).set_(t.untyped_storage()) for t in real)
+        return original(self, target, args, kwargs)
+
+    monkeypatch.setattr(torch.fx.Interpreter, "call_function", call_function)
+    gradients(Head(1099).to(dtype), torch.randn(37, 24, dtype=dtype), torch.randn(37, dtype=dtype), ON)
+    assert any(t.numel() > 37 * 1099 for t in behind) and all(t.isfinite().all() for t in behind)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import Block, HFRMSNorm, bf16, f32, f64, pair, randomised
+from graphs import Block, bf16, f32, f64, pair, randomised
 from running import ON, check_gradients, compiled, gradients
 from torch import nn
 
@@ -25,32 +25,6 @@ def overwritten(records: list[object]) -> int:
     return sum(name.startswith("in") for kernel in kernels for name in kernel.written)
 
 
-def check_overwriting(
-    module: nn.Module, x: torch.Tensor, dy: torch.Tensor, monkeypatch: pytest.MonkeyPatch, terms: int = 111
-) -> tuple[int, list[RegionRecord]]:
-    """Assert that gradients are right, and the same bits with inputs overwritten and without. How many were,
-    and the regions."""
-    with collect() as records:
-        ours = gradients(module, x, dy, ON)
-    check_gradients(ours, module, x, dy, terms)
-    monkeypatch.setattr(pipeline, "dead_after", lambda *_: ())
-    with collect() as others:
-        separate = gradients(module, x, dy, ON)
-    assert overwritten(others) == 0 and all(map(torch.equal, ours, separate))
-    return overwritten(records), [r for r in records if isinstance(r, RegionRecord)]
-
-
-NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "hf": HFRMSNorm}
-
-
-@pytest.mark.parametrize(("norm", "dtype"), [("rms", f32), ("layer", bf16)])
-def test_same_bits(norm: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two norms and the GELU get their gradient from a product; the last one writes over an activation."""
-    module = randomised(Block(40, NORMS[norm]), dtype)
-    count, regions = check_overwriting(module, *(torch.randn(SHAPE).to(dtype) for _ in range(2)), monkeypatch)
-    assert count == len(regions) == 4  # three norms, and a bias gradient on its own
-
-
 class Response(nn.Module):
     """A norm of each channel over a sample's rows: the gradient of its result is read by two kernels, and the
     second, which waits for the first, writes over it."""
@@ -66,45 +40,21 @@ class Response(nn.Module):
         return self.down(y)
 
 
-def test_what_another_kernel_has_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    count, _ = check_overwriting(randomised(Response(40), f32), *torch.randn(2, *SHAPE), monkeypatch)
-    assert count == 1
+class OverChannels(nn.Module):
+    """A norm of the channels, of a tensor that is contiguous along the rows: a copy of x is read, and dx is
+    written over it."""
 
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
 
-def test_symbolic_rows() -> None:
-    """One compile serves both batches."""
-    module = randomised(Block(40), f32)
-    with collect() as records:
-        torch._dynamo.reset()
-        compiled = torch.compile(module, backend=compile_for_interpreter(ON), dynamic=True)
-        found = []
-        for batch in (3, 5):
-            x, dy = torch.randn(batch, 37, 40).requires_grad_(), torch.randn(batch, 37, 40)
-            found.append((x, dy, torch.autograd.grad(compiled(x), [x, *module.parameters()], dy)))
-    assert overwritten(records) == 4
-    for x, dy, ours in found:
-        check_gradients(ours, module, x.detach(), dy, 37 * len(x))
-
-
-def test_a_result_is_overwritten_by_the_next_region() -> None:
-    """Its memory was a product's before. They are two, since the second one waits for dw."""
-
-    def function(x: torch.Tensor, g: torch.Tensor, w: torch.Tensor, z: torch.Tensor) -> Any:
-        dx, dw = pair(x, g @ w)
-        return dw, *pair(torch.cumsum(z * dw, 1), dx)
-
-    torch.manual_seed(0)
-    shapes = (37, 40), (37, 8), (8, 40), (37, 40)
-    args = [torch.randn(shape, dtype=f64) for shape in shapes]
-    with collect() as records:
-        torch._dynamo.reset()
-        ours = torch.compile(function, backend=compile_for_interpreter(ON), dynamic=False)(*args)
-    assert len(records) == 2 and overwritten(records) == 2
-    torch.testing.assert_close(list(ours), list(function(*args)))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.transpose(1, 2) * 2)
 
 
 class Autocast(nn.Module):
-    """A Block whose Linears compute in bf16, and whose norms and residuals are in fp32."""
+    """A Block whose Linears compute in bf16, and whose norms and residuals are in fp32. The gradient of a
+    residual is in fp32, and the product that a norm gets its gradient from in bf16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,20 +65,75 @@ class Autocast(nn.Module):
             return self.block(self.block.mix(x)).sin()
 
 
+# Shape and dtype of x, and how many inputs are overwritten. Of a Block's four regions, one is a bias gradient
+# on its own. Of wide rows, programs share a row and do not wait.
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype, int]] = {
+    "block": (lambda: Block(40, nn.RMSNorm), SHAPE, bf16, 4),
+    "what another kernel has read before": (lambda: Response(40), SHAPE, f32, 1),
+    "shared rows": (
+        lambda: nn.Sequential(nn.Linear(24, 12032), nn.GELU(), nn.Linear(12032, 8)),
+        (37, 24),
+        f32,
+        1,
+    ),
+    "a copy in another layout": (lambda: OverChannels(40), (3, 40, 37), f32, 1),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_same_bits(name: str, monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None]) -> None:
+    make, shape, dtype, count = MODULES[name]
+    if name == "shared rows":
+        plan_with(strategies=(COOPERATIVE,))
+    module, x = randomised(make(), dtype), torch.randn(shape).to(dtype)
+    dy, before = torch.randn_like(module(x)), x.clone()
+    with collect() as records:
+        ours = gradients(module, x, dy, ON)
+    check_gradients(ours, module, x, dy, 111)
+    monkeypatch.setattr(pipeline, "dead_after", lambda *_: ())
+    with collect() as others:
+        separate = gradients(module, x, dy, ON)
+    assert (overwritten(records), overwritten(others)) == (count, 0)
+    assert all(map(torch.equal, ours, separate)) and torch.equal(x, before)
+
+
+def test_symbolic_rows() -> None:
+    """One compile serves both batches."""
+    module = randomised(Block(40), f32)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=compile_for_interpreter(ON), dynamic=True)
+    with collect() as records:
+        for batch in (3, 5):
+            x, dy = torch.randn(batch, 37, 40), torch.randn(batch, 37, 40)
+            leaf = x.clone().requires_grad_()
+            ours = torch.autograd.grad(compiled(leaf), [leaf, *module.parameters()], dy)
+            check_gradients(ours, module, x, dy, 37 * len(x))
+    assert overwritten(records) == 4
+
+
+def test_a_result_is_overwritten_by_the_next_region() -> None:
+    """Its memory was a product's before. They are two, since the second one waits for dw."""
+
+    def function(x: torch.Tensor, g: torch.Tensor, w: torch.Tensor, z: torch.Tensor) -> Any:
+        dx, dw = pair(x, g @ w)
+        return dw, *pair(torch.cumsum(z * dw, 1), dx)
+
+    args = [torch.randn(shape, dtype=f64) for shape in ((37, 40), (37, 8), (8, 40), (37, 40))]
+    with collect() as records:
+        ours = compiled(ON)(function)(*args)
+    assert len(records) == 2 and overwritten(records) == 2
+    torch.testing.assert_close(list(ours), list(function(*args)))
+
+
 def test_an_activation_that_only_the_backward_holds_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient of a residual is in fp32, and the product that a norm gets its gradient from in bf16."""
-    torch.manual_seed(0)
     module = randomised(Autocast(), f32)
     x, dy = torch.randn(SHAPE), torch.randn(SHAPE)
     with collect() as records:
-        ours = [gradients(module, x, dy, ON) for _ in range(2)]
-    count = overwritten(records)
+        ours = gradients(module, x, dy, ON)
     monkeypatch.setattr(peak_memory, "donated", lambda graph: frozenset())
-    with collect() as records:
+    with collect() as others:
         separate = gradients(module, x, dy, ON)
-    assert count > 2 * overwritten(records)
-    for found in ours:
-        assert all(map(torch.equal, found, separate))
+    assert overwritten(records) > overwritten(others) and all(map(torch.equal, ours, separate))
 
 
 def test_a_backward_that_runs_twice_overwrites_nothing_of_the_forward() -> None:
@@ -193,33 +198,3 @@ def test_what_a_graph_inside_gave_twice_is_not_overwritten() -> None:
     assert len(records) == 1 and overwritten(records) == 0
     for mine, theirs in zip(ours, eager, strict=True):
         assert float((mine - theirs).norm()) <= 1e-5 * float(theirs.norm())
-
-
-def test_same_bits_where_programs_share_a_row_and_do_not_wait(
-    monkeypatch: pytest.MonkeyPatch, plan_with: Callable[..., None]
-) -> None:
-    """A bias gradient of wide rows, of a product that nothing reads afterwards."""
-    plan_with(strategies=(COOPERATIVE,))
-    module = nn.Sequential(nn.Linear(24, 12032), nn.GELU(), nn.Linear(12032, 8))
-    count, _ = check_overwriting(module, torch.randn(37, 24), torch.randn(37, 8), monkeypatch, 37)
-    assert count == 1
-
-
-class OverChannels(nn.Module):
-    """A norm of the channels, of a tensor that is contiguous along the rows."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(channels)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x.transpose(1, 2) * 2)
-
-
-def test_a_copy_in_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The region reads a copy of x, and writes dx over the copy. x is what it was."""
-    module = randomised(OverChannels(40), f32)
-    x, dy = torch.randn(3, 40, 37), torch.randn(3, 37, 40)
-    before = x.clone()
-    count, (record,) = check_overwriting(module, x, dy, monkeypatch)
-    assert (count, record.traffic.copies) == (1, 1) and torch.equal(x, before)

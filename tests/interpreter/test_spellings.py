@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import bf16, f32
-from running import ON, compiled, run_fused, wide
+from running import ON, compiled, wide
 from support import quantised
 from support.quantised import F8, different
 
@@ -104,17 +104,6 @@ def nvfp4(x: Any) -> Any:
     return scale, packed(data.clamp(-6.0, 6.0).view(x.shape))
 
 
-def squares(x: Any) -> Any:
-    """torchao's 128 x 128 of a weight: each square as a row."""
-    height, width = x.shape[0] // 128, x.shape[1] // 128
-    rows = x.reshape(height, 128, width, 128).permute(0, 2, 1, 3).reshape(-1, 128 * 128)
-    largest = rows.abs().max(dim=1).values.unsqueeze(1).double().clamp(min=1e-12)
-    scale = (448 / largest).float()
-    data = (rows * scale).clamp(-448, 448).to(F8)
-    data = data.reshape(height, width, 128, 128).permute(0, 2, 1, 3).reshape(x.shape)
-    return data, 1.0 / scale.reshape(height, width)
-
-
 def by_vector_norm(x: Any) -> Any:
     rows, columns = x.unflatten(-1, (-1, 32)), x.unflatten(0, (-1, 32))
     first = torch.linalg.vector_norm(rows, float("inf"), -1, keepdim=True)
@@ -144,7 +133,6 @@ def of_three_dims(x: Any) -> Any:
 
 
 SPELLINGS: dict[str, tuple[Function, list[torch.dtype]]] = {
-    "mx floor": (to_mx(floor), [torch.uint8, F8] * 2),
     "mx ceil": (to_mx(ceil), [torch.uint8, F8] * 2),
     "mx even": (to_mx(even), [torch.uint8, F8] * 2),
     "mx rounded up": (mixed_order(rounded_up), [torch.uint8, F8] * 2),
@@ -154,7 +142,6 @@ SPELLINGS: dict[str, tuple[Function, list[torch.dtype]]] = {
     ),
     "mxfp4": (to_mx(floor, packed), [torch.uint8, torch.uint8] * 2),
     "nvfp4": (mixed_order(nvfp4), [F8, torch.uint8] * 2),
-    "squares as rows": (squares, [F8, f32]),
     "vector_norm": (by_vector_norm, [bf16, F8] * 2),
     "amax and amin": (by_both_signs, [bf16, F8] * 2),
     "a transposed view": (of_a_view, [torch.uint8, F8, bf16, F8]),
@@ -205,20 +192,6 @@ def test_scales_of_whole_rows_and_columns() -> None:
     assert isinstance(first, RegionRecord) and first.strategy == PERSISTENT.name
     assert sorted(map(str, written(first))) == sorted(map(str, [f32, f32, F8]))
     assert isinstance(second, RegionRecord) and second.strategy == TILE.name and written(second) == [F8]
-
-
-def test_scales_of_long_rows_and_of_columns() -> None:
-    """Rows are in blocks. Then one kernel has both casts of both gradients, with scales from others."""
-    args = quantised.inputs(quantised.RECIPES["swiglu_backward_rowwise"], 160, 14336, "cpu")
-    with collect() as records:
-        ours = run_fused(lambda *x: quantised.swiglu_backward_rowwise(*x), tuple(args))
-    first, *others = [r for r in records if isinstance(r, RegionRecord)]
-    assert str(first.space) == "row 160 x batch 14 x column 1024" and first.strategy == PERSISTENT.name
-    assert [(one.strategy, written(one)) for one in others] == [(TILE.name, [F8] * 4)]
-    scales = [b for b in others[0].loops.buffers if 1 in b.shape]
-    assert [b.dtype for b in scales] == [f32] * 4
-    for mine, eager in zip(ours, quantised.swiglu_backward_rowwise(*args), strict=True):
-        assert different(mine, eager) <= 0.02 * eager.numel()
 
 
 def test_a_cast_of_exponents_gives_a_reason() -> None:
