@@ -143,6 +143,8 @@ RULES: dict[str, Any] = {
     "schedule.no_prefetch.MANY_PROGRAMS": math.inf,
     "schedule.cooperative._waits_late": no,
     "schedule.tile.staged_results": empty(dict),
+    "schedule.tile._in_sectors": gives(1.0),
+    "schedule.facts.is_branching": no,
 }
 STRATEGIES = {
     "strategies.column_blocks": "blocks of columns",
