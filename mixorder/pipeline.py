@@ -113,8 +113,11 @@ def mark_joint(graph: Graph, options: Options) -> bool:
     def marked() -> bool:
         if not has_usable_device(graph, options.interpret):
             return False
-        stages = {"round": compared, "save": saved, "mask": masked}
-        results = [_or_warn(runner, stage, marks_of) for stage, marks_of in stages.items()]
+        results = (
+            _or_warn(runner, "round", compared),
+            _or_warn(runner, "save", saved),
+            _or_warn(runner, "mask", masked),
+        )
         return mark(graph, [marks for marks in results if marks])
 
     return bool(_or_warn(runner, "mark", marked))

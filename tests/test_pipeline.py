@@ -129,7 +129,7 @@ def test_strict_mode_verifies_between_stages(monkeypatch: pytest.MonkeyPatch) ->
     """A stage that returns an illegal program is stopped at its border."""
     monkeypatch.setattr(pipeline, "split_outer", lambda program: program)
     graph = graphs.pair_graph()
-    with pytest.raises(MixorderError, match="outer reduction"):
+    with pytest.raises(MixorderError, match="nests over rows after the split"):
         pipeline.run(graph, STRICT)
 
 

@@ -31,7 +31,7 @@ from ..region.region import Region
 from ..region.row_permutations import is_row_permutation
 from ..region.sizes import Size, product
 from .index_map import Index, delinearize, index_behind, reshape_index
-from .tracer import Place, Traced, Tracer, loop
+from .tracer import Place, Traced, Tracer, loop, nesting
 
 
 def lower(region: Region) -> LoopProgram:
@@ -40,7 +40,7 @@ def lower(region: Region) -> LoopProgram:
     batch = [loops[AxisClass.BATCH]] if AxisClass.BATCH in loops else []
     row, last = loops[AxisClass.ROW], loops[region.space.inner_kind]
     column_side = region.column_side()
-    with context(fake(region.outer[0])):
+    with context(fake(region.outer[0])), nesting(region):
         everywhere: frozenset[Place] = frozenset()
         while True:
             tracer = _RowTracer(region, loops, everywhere)

@@ -35,7 +35,7 @@ from ..region.reduction_groups import ReductionGroupSeed
 from ..region.region import Region
 from ..region.sizes import Size, plain, product, ratio
 from .index_map import Index
-from .tracer import Traced, Tracer, loop
+from .tracer import Traced, Tracer, loop, nesting
 
 _LETTERS = {
     AxisClass.BATCH: "ijklmn",
@@ -52,7 +52,7 @@ _EXACT = frozenset(
 def lower_tile(region: Region) -> LoopProgram:
     """Give the region's nest; its statements are in the order of the outputs."""
     axes = _axes(region.space)
-    with context(fake(region.named_after[0])):
+    with context(fake(region.named_after[0])), nesting(region):
         tracer = _TileTracer(region, axes)
         body: list[Statement] = []
         for i, node in enumerate(region.outputs):

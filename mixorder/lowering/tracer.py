@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -59,6 +60,18 @@ from .index_map import Index
 from .pointwise import Boxes, exactly, symbolic
 
 Place = tuple[str, sympy.Expr]  # a buffer and an element offset
+
+
+@contextlib.contextmanager
+def nesting(region: Region) -> Iterator[None]:
+    """Inside, Python's stack may have the frames of a region's operators, each of which is traced by calls of
+    its operands: some 15 each."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 32 * len(region.nodes))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 @dataclasses.dataclass(frozen=True)

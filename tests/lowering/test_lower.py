@@ -119,3 +119,15 @@ def test_equal_rows_that_the_algebra_of_divisions_does_not_see(monkeypatch: pyte
     monkeypatch.setattr(Tracer, "simplify", lambda self, index: index)
     found = statements(lower(only(traced(of_pictures, PICTURES, PICTURES))), Reduce)
     assert [(s.kind, s.axes) for s in found] == [(s.kind, s.axes) for s in expected]
+
+
+def test_a_long_chain_of_operators_is_lowered() -> None:
+    """Each is traced by a call of the one behind it: the chain is deeper than Python's stack is by default."""
+
+    def chained(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for i in range(300):
+            x = x * dy + i
+        return x.sum(-1), x.sum(0)
+
+    region = only(traced(chained, ((512, 256), f32), ((512, 256), f32)))
+    assert len(region.nodes) > 600 and graphs.ops(graphs.merged(region)).count("mul") == 300
