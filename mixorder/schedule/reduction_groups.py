@@ -186,7 +186,7 @@ def choose(facts: ReductionGroupFacts, device: DeviceInfo, split_size: int = 0) 
     splits = max(1, min(wanted, steps, most))
     splits = -(-steps // -(-steps // splits))  # as many as it takes for programs of the same number of tiles
     # Where the shared memory of a multiprocessor is enough for two programs.
-    room = device.shared_memory // (2 * math.prod(extents) * facts.load_bytes)
+    room = device.shared_memory // (2 * math.prod(extents) * max(1, facts.load_bytes))
     stages = max(1, min(2 if facts.across else 3, 1 + room))
     outer = _outermost(facts, extents) if _in_columns(facts) else min(facts.summed)
     walks = [Walk(1 if i in facts.summed else tiles[i], tile=extent) for i, extent in enumerate(extents)]

@@ -42,6 +42,7 @@ def words_are_inside(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         memory[:] = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
         return run(self, *args, **kwargs)
 
+    @functools.wraps(original)  # so that it counts as prepared
     def create_inline_asm(self: Any, text: str, constraints: str, values: list[Any], *rest: Any) -> Any:
         if "mixorder_peek" in text or "mixorder_total" in text:
             address = int(values[0].data.flat[0])

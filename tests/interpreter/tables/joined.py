@@ -83,8 +83,8 @@ PIECEWISE: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...],
     "norms of a projection": (joint, (2, 11, 96), (96, 32), "22x32"),
     "sinks": (with_sinks, (2, 3, 5, 16), (3,), "row 2 x batch 3 x row 5 x column 16"),
     "sinks of an odd size": (with_sinks, (3, 2, 7, 33), (2,), "row 3 x batch 2 x row 7 x column 33"),
-    "sinks below the largest": (with_shifted_sinks, (2, 3, 4, 8), (3,), "row 2 x batch 3 x row 4 x column 8"),
     "sinks behind a mask": (with_masked_sinks, (2, 3, 9, 9), (3,), "row 2 x batch 3 x row 9 x column 9"),
+    "sinks below the largest": (with_shifted_sinks, (2, 3, 4, 8), (3,), "row 2 x batch 3 x row 4 x column 8"),
 }
 
 

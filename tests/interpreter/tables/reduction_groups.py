@@ -72,7 +72,7 @@ def entry(
         after=like_images(last),
         setting={"strategies": (*OTHERS, way)},
         multiprocessors=1 if way is WHOLE_GROUPS else 20,
-        patches=((whole_groups, "resident", lambda *_: whole_groups.IN_FLIGHT), *patches),
+        patches=((whole_groups, "resident", lambda *_: 48 << 10), *patches),
         regions=None,
         shows=lambda *found: shows(over(found)),
         **how,
