@@ -122,7 +122,7 @@ def test_equal_rows_that_the_algebra_of_divisions_does_not_see(monkeypatch: pyte
 
 
 def test_a_long_chain_of_operators_is_lowered() -> None:
-    """Each is traced by a call of the one behind it: the chain is deeper than Python's stack is by default."""
+    """Each is traced by a call of the one behind it, deeper than Python's stack is by default."""
 
     def chained(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         for i in range(300):
