@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -62,16 +63,20 @@ from .pointwise import Boxes, exactly, symbolic
 Place = tuple[str, sympy.Expr]  # a buffer and an element offset
 
 
+_one_thread = threading.RLock()  # the limit is of all threads
+
+
 @contextlib.contextmanager
 def nesting(region: Region) -> Iterator[None]:
-    """Inside, Python's stack may have the frames of a region's operators, each of which is traced by calls of
-    its operands: some 15 each."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(limit + 32 * len(region.nodes))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
+    """Inside, Python's stack has room for the frames of a region's operators: each is traced by calls for its
+    operands, with some 15 frames."""
+    with _one_thread:
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(limit + 32 * len(region.nodes))
+        try:
+            yield
+        finally:
+            sys.setrecursionlimit(limit)
 
 
 @dataclasses.dataclass(frozen=True)

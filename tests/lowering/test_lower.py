@@ -5,6 +5,7 @@ Results are compared in tests/transform/test_results.py.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import graphs
@@ -129,5 +130,8 @@ def test_a_long_chain_of_operators_is_lowered() -> None:
             x = x * dy + i
         return x.sum(-1), x.sum(0)
 
-    region = only(traced(chained, ((512, 256), f32), ((512, 256), f32)))
+    graph = traced(chained, ((512, 256), f32), ((512, 256), f32))
+    region, limit = only(graph), sys.getrecursionlimit()
     assert len(region.nodes) > 600 and graphs.ops(graphs.merged(region)).count("mul") == 300
+    assert sys.getrecursionlimit() == limit
+    assert graphs.fused(graph).strategy == "persistent"
