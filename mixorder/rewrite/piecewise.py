@@ -137,7 +137,7 @@ def find_piecewise(nodes: Sequence[Node]) -> Iterator[Piecewise]:
         ends = itertools.pairwise((0, *itertools.accumulate(p.size for p in pieces.all)))
         piecewise = _computed_of(node, [Range(node, pieces.dim, *span) for span in ends])
         made_of = {i: p.source for i, p in enumerate(pieces.all) if isinstance(p.source, Node)}
-        along = {piecewise.ranges[operands(n)[0]][0].dim in reduced(n).dims for n in piecewise.reductions}  # type: ignore[union-attr]
+        along = {_divides_rows(n, piecewise.ranges[operands(n)[0]][0].dim) for n in piecewise.reductions}
         sizes = sorted(p.size for p in pieces.all)
         if along == {True} and SMALL * sum(sizes[:-1]) <= sizes[-1]:
             pays = True
@@ -149,6 +149,13 @@ def find_piecewise(nodes: Sequence[Node]) -> Iterator[Piecewise]:
         if pays and taken.isdisjoint(piecewise.ranges.keys() - {node}):
             taken.update(piecewise.ranges)
             yield piecewise
+
+
+def _divides_rows(reduction: Node, dim: int) -> bool | None:
+    """Whether a reduction goes along the dim of the pieces; None where a row lies in one piece, as for the
+    sum over all tokens, of which one stands for the class: there, the pieces' sums would be kernels more."""
+    shape, dims = reduced(reduction).shape, reduced(reduction).dims  # type: ignore[union-attr]
+    return None if dim in dims and not set(range(dim, len(shape))) <= set(dims) else dim in dims
 
 
 def is_inlined(node: Node) -> bool:
