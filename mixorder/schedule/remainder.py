@@ -21,14 +21,21 @@ from .kernel_time import TIMES, Kind, Times
 from .work import Work
 
 
-def remainder_us(whole: Region, subregion: Region, device: DeviceInfo, times: Times = TIMES) -> float:
+def remainder_us(
+    whole: Region, subregion: Region, device: DeviceInfo, results: bool = False, times: Times = TIMES
+) -> float:
     """Microseconds of the loops that compute what `subregion` reads and `whole` computes, and of those that
     write what `whole` wrote. What another operator needs in memory anyway does not count; loops that use it
-    as well would recompute it. One kernel writes all tensors of one size, and computes for each element."""
+    as well would recompute it. One kernel writes all tensors of one size, and computes for each element.
+
+    `results`: also of those that write a result which a sum reads, as Inductor has them without the region.
+    """
     lost = set(whole.nodes) - set(subregion.nodes)
     left = {n for n in lost if not _is_stored(n, whole)} | lost.intersection(whole.outputs)
     written = left.intersection((*subregion.inputs, *whole.outputs))
-    if not subregion.inner:  # Inductor as well has loops that write a result, and others that add it up
+    if not (
+        subregion.inner or results
+    ):  # Inductor, too, has loops that write a result, and others that add it
         written -= set(subregion.inputs).intersection(whole.outputs)
         left = {n for result in written for n in _made_of(result, left)}
     if not written:
