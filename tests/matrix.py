@@ -30,7 +30,6 @@ from mixorder.strategies import Strategy
 from mixorder.strategies.column_blocks import COLUMN_BLOCKS
 from mixorder.strategies.cooperative import COOPERATIVE
 from mixorder.strategies.persistent import PERSISTENT
-from mixorder.strategies.short_sums import SHORT_SUMS
 
 prims = torch.ops.prims
 Tensors = tuple[Tensor, ...]
@@ -444,14 +443,6 @@ WAYS = [
         kinds=("sixteen rows", "many rows"),
         dtypes=NARROW,
         without=(behind_a_gather,),
-    ),
-    Way(
-        "short sums",
-        SHORT_SUMS,
-        is_named(SHORT_SUMS),
-        symbolic=False,
-        dtypes=(f32,),
-        without=NOT_EMPTY,
     ),
     Way(
         "blocks of columns",

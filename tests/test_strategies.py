@@ -15,7 +15,6 @@ import graphs
 import pytest
 import torch
 from graphs import bf16, f32
-from torch import Tensor
 
 import mixorder
 from mixorder import pipeline, strategies
@@ -27,7 +26,6 @@ from mixorder.schedule.plan import Plan
 from mixorder.schedule.predicted import Expected
 from mixorder.strategies import STRATEGIES, Strategy
 from mixorder.strategies.persistent import PERSISTENT
-from mixorder.strategies.short_sums import SHORT_ROWS, SHORT_SUMS
 from mixorder.tune import tuner
 
 PACKAGE = Path(mixorder.__file__).parent
@@ -46,7 +44,6 @@ DECLINED = {
     # A reduction along rows needs them whole.
     *{("rms", "blocks of columns"), ("layer", "blocks of columns"), ("narrow", "blocks of columns")},
     # No sum is compensated, or what a program keeps of a row does not fit without the compensation either.
-    *((norm, "short sums") for norm in ("rms", "layer", "narrow", "bias")),
     # Their reductions span more than a tile.
     *((norm, "blocks in a tile") for norm in ("rms", "layer", "narrow", "bias")),
     *((norm, "two-pass") for norm in ("rms", "layer", "narrow", "bias")),
@@ -59,7 +56,6 @@ def test_every_entry_is_listed_once() -> None:
         "COLUMN_BLOCKS",
         "PERSISTENT",
         "COOPERATIVE",
-        "SHORT_SUMS",
         "TILE",
         "TWO_PASS",
         "WHOLE_GROUPS",
@@ -101,43 +97,6 @@ def test_an_entry_declines_or_gives_a_schedule_of_its_own_space(norm: str, strat
     space = strategy.search_space(facts, H200, schedule, False)
     assert space.start == schedule and space.legal(schedule)
     assert bool(space.near(schedule)) == bool(space.field_groups)
-
-
-def test_short_sums_take_rows_that_compensated_ones_leave_no_registers_for() -> None:
-    """GPT-NeoX under autocast: two norms of one activation. Programs have few rows, whatever is tuned."""
-
-    def two_norms(x: Tensor, a: Tensor, b: Tensor, v: Tensor, w: Tensor, rstd: Tensor) -> tuple[Tensor, ...]:
-        a, b, x = a.float(), b.float(), x * rstd
-        scaled = a * v + b * w
-        dx = scaled - scaled.mean(-1, keepdim=True) - x * (scaled * x).mean(-1, keepdim=True)
-        return x + rstd * dx, (a * x).sum(0), (b * x).sum(0), a.sum(0)
-
-    full, weight = (16384, 6144), ((6144,), f32)
-    tensors = (full, f32), (full, bf16), (full, bf16), weight, weight, ((16384, 1), f32)
-    graph = graphs.traced(two_norms, *tensors)
-    (record,) = pipeline.run(graph, OPTIONS, pipeline.Setting(H200, (PERSISTENT, SHORT_SUMS)))
-    assert record.strategy == "short sums" and len(record.outer) == 3
-    assert -(-16384 // record.schedule.splits) <= SHORT_ROWS
-    merged = graphs.merged(graphs.only(graphs.layer_norm_backward(16384, 4096, f32)))
-    loops = SHORT_SUMS.transform(merged, H200)
-    facts = SHORT_SUMS.facts(loops)
-    assert facts.held.words == PERSISTENT.facts(merged).held.words - 2
-    schedule = SHORT_SUMS.choose(facts, H200, 0)
-    near = SHORT_SUMS.search_space(facts, H200, schedule, False).near(schedule)
-    assert near and {s.splits for s in near} == {schedule.splits} == {16384 // SHORT_ROWS}
-    assert SHORT_SUMS.choose(dataclasses.replace(facts, rows=1000), H200, 0).splits < 1000
-    for rows, split_size in ((16384, SHORT_ROWS + 1), (2**19, 0)):
-        with pytest.raises(Decline, match=f"at most {SHORT_ROWS} rows"):
-            SHORT_SUMS.choose(dataclasses.replace(facts, rows=rows), H200, split_size)
-
-
-def test_a_program_of_symbolic_rows_has_no_short_sums() -> None:
-    """With another size, as many programs would have more rows each."""
-    full = ((4096, 512), f32)
-    graph = graphs.traced_rows(graphs.pair, full, full)
-    with pytest.raises(Decline, match="other sizes"):
-        SHORT_SUMS.applies(graphs.merged(graphs.only(graph)))
-    SHORT_SUMS.applies(graphs.merged(graphs.only(graphs.pair_graph())))
 
 
 def test_a_program_whose_reductions_end_within_a_tile() -> None:

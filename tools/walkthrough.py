@@ -53,7 +53,6 @@ FX graph of forward or backward, after Inductor's own passes
    |                   blocks        no reduction along rows: a program has a block of the columns
    |                   persistent    a program holds a row from its first reduction to its last
    |                   cooperative   several programs share a row, and exchange partial reductions
-   |                   short sums    as persistent, with few rows per program: sums need fewer registers
    |                   two-pass      sums over reduction groups: three kernels
    |                   whole groups  groups that fit a program: one kernel, and one for sums over several
    |                   tile          reductions over blocks only: a program has whole blocks

@@ -133,7 +133,7 @@ def choose(
     # No more programs than are resident at once: a second wave of them would be as long as the first.
     at_once = max(1, tile.per_sm * device.num_sm // facts.batch)
     num_splits = min(-(-facts.rows // split_size), most_partials(device)) if split_size else 0
-    num_splits = num_splits or even(tiles, min(tiles, at_once))
+    num_splits = num_splits or min(tiles, at_once)
     alignment = facts.alignment
     period = (
         alignment.period if alignment.period <= at_once and facts.cols + alignment.slack <= r0_block else 1
@@ -153,12 +153,6 @@ def choose(
         SecondStage(*second, skippable=facts.final.finishable),
         order=TileOrder(keeps=facts.loads.shared_bytes >= SHARED_BYTES),
     )
-
-
-def even(tiles: int, num_splits: int) -> int:
-    """The fewest programs with as many iterations as `num_splits`, if that halves the finalisation."""
-    needed = -(-tiles // -(-tiles // num_splits))
-    return needed if next_power_of_2(needed) < num_splits else num_splits
 
 
 def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> Tile:

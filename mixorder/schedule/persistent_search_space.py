@@ -15,7 +15,7 @@ from ..ir.hardware import MAX_REGISTERS
 from .facts import RowFacts
 from .finalisation import final_neighbours
 from .limits import MAX_STAGES, registers_of
-from .persistent import even, layouts
+from .persistent import layouts
 from .plan import Plan, is_power_of_2, next_power_of_2, shifted
 from .search_space import SearchSpace
 
@@ -134,4 +134,4 @@ class PersistentSearchSpace(SearchSpace):
         batch, count = self.facts.batch, self._count(plan.tile_rows)
         for per_sm in () if self.pinned else (1, 2, 4):
             at_once = max(1, per_sm * self.device.num_sm // batch)
-            yield plan.changed(splits=even(count, min(count, at_once)))
+            yield plan.changed(splits=min(count, at_once))

@@ -28,7 +28,6 @@ from mixorder.strategies import STRATEGIES
 from mixorder.strategies.column_blocks import COLUMN_BLOCKS
 from mixorder.strategies.cooperative import COOPERATIVE
 from mixorder.strategies.persistent import PERSISTENT
-from mixorder.strategies.short_sums import SHORT_SUMS
 from mixorder.strategies.tile import TILE
 
 X, Y, S0, S1 = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("x", "y", "s0", "s1"))
@@ -112,9 +111,6 @@ WHOLE = {
         labels, ((80_000, 32000), bf16), ((80_000, 1), i64), ((80_000, 1), f32)
     ),
     (COOPERATIVE.name, "slots"): lambda: graphs.layer_norm_backward(2**28, 32768),
-    (SHORT_SUMS.name, "rows"): lambda: traced(
-        norm_of_parts, *[((2**14, 2**18), f32)] * 2, *[((2**14, 1), f32)] * 2, ((4096,), f32)
-    ),
 }
 
 

@@ -210,7 +210,6 @@ def test_what_jumps_beside_the_inputs_in_eager_as_well_is_no_failure() -> None:
     [
         ("", "persistent"),
         ("cooperative", "cooperative, 2 programs to 2 rows"),
-        ("short sums", "short sums"),
     ],
 )
 def test_the_program_is_fused_in_the_way_that_it_asks_for(strategy: str, found: str) -> None:

@@ -107,7 +107,6 @@ FAMILY = {
         "cat after": (3, 5, 96),
         "softmax with bias": (3, 2, 5, 96),
     },
-    "short sums": dict.fromkeys(("LayerNorm", "fp32 residual stream")),
     "shared 3x2x2x2": dict.fromkeys(name for name in [*CASES][::12] if name not in matrix.NOT_SHARED),
 }
 

@@ -19,7 +19,7 @@ from row_facts import row_facts, with_numbers
 from mixorder.errors import Decline, DeclineReason
 from mixorder.schedule import persistent
 from mixorder.schedule.facts import RowFacts
-from mixorder.schedule.persistent import MAX_COLS, choose, even, layouts
+from mixorder.schedule.persistent import MAX_COLS, choose, layouts
 from mixorder.schedule.persistent_search_space import PersistentSearchSpace
 from mixorder.schedule.plan import next_power_of_2
 
@@ -113,16 +113,6 @@ def test_chunks_are_of_a_power_of_two_and_save_lanes(cols: int) -> None:
     for lanes, chunks in found:
         chunk = lanes // chunks
         assert lanes % chunks == 0 and chunk & (chunk - 1) == 0 and lanes - chunk < cols <= lanes
-
-
-def test_fewer_programs_that_take_no_more_turns() -> None:
-    """Where the finalisation then has half as many partials, padded to a power of two."""
-    assert even(2048, 132) == 128 and even(16384, 528) == 512
-    assert even(2080, 130) == 130  # 16 turns of 128 are too few
-    assert even(128, 128) == 128 and even(100, 132) == 100 and even(1, 1) == 1
-    for tiles, programs in itertools.product((1, 7, 2048, 4097, 100_000), (1, 3, 132, 264, 528)):
-        found = even(tiles, min(tiles, programs))
-        assert 1 <= found <= programs and -(-tiles // found) == -(-tiles // min(tiles, programs))
 
 
 @pytest.mark.parametrize("cols", [MAX_COLS + 1, 65536])

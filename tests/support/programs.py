@@ -90,8 +90,8 @@ class Program:
     puts one of `PLANTS` at a place of an input (modulo its size). `backward`: gradients of the inputs are
     what counts. `dynamic`: the first axis that the outer reduction reduces, if possible alone, is symbolic,
     and the program is run with the other `sizes` of it as well; `oblivious`: by the same graph, if they are 0
-    or 1. `strategy`: the way to run rows that is tried first (`cooperative` or `short sums`); empty for
-    the pipeline's own choice. `seed` is that of the inputs' numbers.
+    or 1. `strategy`: the way to run rows that is tried first (`cooperative`); empty for the pipeline's own
+    choice. `seed` is that of the inputs' numbers.
     """
 
     shape: Shape
@@ -267,7 +267,7 @@ def make(seed: int, *, small: bool, wanted: Sequence[str] = ()) -> Program:
         backward,
         dynamic,
         draw.choice((0, 0, 0, 1, 3, 64)),
-        draw.choice(("", "", "cooperative", "short sums")),
+        draw.choice(("", "", "cooperative")),
         seed,
         draw.choice(INTS),
         draw.choice(FP8),

@@ -46,7 +46,6 @@ from mixorder.transform.register_scheduling import schedule_for_registers
 from mixorder.transform.reorder import reorder
 from mixorder.transform.rounding import round_at_once
 from mixorder.transform.saturation import round_last, without_clamp
-from mixorder.transform.short_sums import without_compensation
 from mixorder.transform.single_precision import divide_in_float32
 from mixorder.transform.split import split_outer
 from mixorder.transform.tile_split import split_spanning
@@ -301,13 +300,10 @@ def test_transforms_of_a_region_over_rows(name: str) -> None:
 VARIANTS: tuple[tuple[Callable[[LoopProgram], object], Transform, Form], ...] = (
     (check_shareable, lambda program: graphs.share(program, 4, 2), Form.COOPERATIVE),
     (check_divisible, lambda program: in_blocks(program, COLS // 3), Form.MERGED),
-    (without_compensation, without_compensation, Form.MERGED),
 )
 TAKEN = {
     "pair": check_shareable,
-    "two stages": without_compensation,
     "bias": check_divisible,
-    "rms": without_compensation,
 }
 
 
