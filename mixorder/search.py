@@ -129,9 +129,10 @@ class Search:
         whole = self.whole
         if whole is None or plan is whole or not _is_subregion(plan.region, whole.region):
             return _cost(plan), plan
-        left_us = self.runner.step("cost", remainder_us, whole.region, plan.region, plan.device, True)
-        takes = whole.expected
-        versus_whole = _with(plan, apart_us=takes.apart_us, left_us=takes.left_us, outside_us=left_us)
+        versus_whole = _with(plan, apart_us=whole.expected.apart_us, left_us=whole.expected.left_us)
+        if not plan.strategy.tile_local:
+            left_us = self.runner.step("cost", remainder_us, whole.region, plan.region, plan.device, True)
+            versus_whole = _with(versus_whole, outside_us=left_us)
         cats = {n for n in whole.region.nodes if n.target is torch.ops.aten.cat.default}
         if cats and (not cats.issubset(plan.region.nodes) or whole.expected.saved_us < 0):
             return (why_not(plan) is not None, _cost(versus_whole)[1]), plan

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sympy
 
@@ -118,9 +119,28 @@ def _steps(index: sympy.Expr, loops: Sequence[Axis]) -> _Steps | None:
         count = counts[0] if counts else sympy.cancel(sizes[whole] / by)
         digits.setdefault(whole, []).append((by, count))
         steps.append((stride, count))
+    for part in [whole for whole in digits if whole.is_Symbol]:
+        for whole in digits:
+            if part != whole and part in whole.free_symbols:
+                moved = [_digit_of(whole, sizes, part, *digit) for digit in digits[part]]
+                digits[part] = []
+                digits[whole] += [digit for digit in moved if digit is not None]
+    digits = {whole: parts for whole, parts in digits.items() if parts}
     used = [symbol for whole in digits for symbol in whole.free_symbols & {axis.symbol for axis in loops}]
     are_whole = all(_joined(parts) == _joined([(sympy.S.One, sizes[w])]) for w, parts in digits.items())
     return _joined(steps) if are_whole and len(used) == len({*used}) else None
+
+
+def _digit_of(
+    whole: sympy.Expr, sizes: Mapping[sympy.Expr, Any], loop: sympy.Expr, by: sympy.Expr, count: sympy.Expr
+) -> tuple[sympy.Expr, sympy.Expr] | None:
+    """By what a sum of loops is divided, and modulo what, to give a digit of one of its loops; None where the
+    others carry into it."""
+    strides = {symbol: whole.coeff(symbol) for symbol in whole.free_symbols}
+    step = strides[loop] * by
+    lower = [s for s, stride in strides.items() if s != loop and stride % (step * count) != 0]
+    carried = sum(strides[s] * (sizes[s] - 1) for s in lower)
+    return (step, count) if bool(carried < strides[loop]) else None
 
 
 def _joined(steps: _Steps) -> _Steps:

@@ -216,6 +216,27 @@ def test_stores_of_digits_of_a_loop(programs: Programs) -> None:
     check_stores(changed(program, 0, elsewhere(lambda index: index.xreplace({ROW: 64 * low + high}))))
 
 
+def test_stores_of_digits_of_all_elements(programs: Programs) -> None:
+    """As of a view with other dims: some digits are of one loop alone, and others of both together."""
+    program = programs[Form.LOWERED]
+
+    def at(inner: int, by: int) -> Change:
+        def digits(index: sympy.Expr) -> sympy.Expr:
+            row = index.coeff(ROW)
+            low, middle = (
+                ModularIndexing(index - row * ROW, 1, inner),
+                ModularIndexing(index, by, 16 * row // by),
+            )
+            return low + inner * middle + 16 * row * FloorDiv(ROW, 16)
+
+        return elsewhere(digits)
+
+    check_stores(changed(program, 0, at(8, 8)))
+    for wrong in (at(4, 8), at(8, 4)):
+        with pytest.raises(ValueError, match="does not cover"):
+            check_stores(changed(program, 0, wrong))
+
+
 def test_a_workspace_before_the_split(programs: Programs) -> None:
     workspace = Buffer("ws0", BufferRole.WORKSPACE, f32, (sympy.S(1),), (sympy.S(1),))
     program = programs[LOWERED]
