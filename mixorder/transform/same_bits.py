@@ -10,14 +10,14 @@ from .half_precision import without_rounding
 from .powers_of_two import multiply_by_reciprocals
 from .quotients import divide_by_blocks
 from .rounding import round_at_once
-from .saturation import round_last, without_clamp
+from .saturation import without_clamp
 from .single_precision import divide_in_float32
 
 
 def simplify_exactly(program: LoopProgram, saturates: bool, runs_ptx: bool) -> LoopProgram:
     """A program whose statements are not in order yet. `saturates`: whether a device's casts to float8 do.
     `runs_ptx`: whether it is of NVIDIA."""
-    rules: list[Rule] = [without_rounding, round_last, divide_in_float32, multiply_by_reciprocals]
+    rules: list[Rule] = [without_rounding, divide_in_float32, multiply_by_reciprocals]
     if saturates:  # or a clamp before a cast to float8 may change something
         rules.append(without_clamp)
     if runs_ptx:

@@ -45,7 +45,7 @@ from mixorder.transform.quotients import divide_by_blocks
 from mixorder.transform.register_scheduling import schedule_for_registers
 from mixorder.transform.reorder import reorder
 from mixorder.transform.rounding import round_at_once
-from mixorder.transform.saturation import round_last, without_clamp
+from mixorder.transform.saturation import without_clamp
 from mixorder.transform.single_precision import divide_in_float32
 from mixorder.transform.split import split_outer
 from mixorder.transform.tile_split import split_spanning
@@ -266,7 +266,6 @@ def kept(program: LoopProgram, inputs: Results, *steps: tuple[Transform, Form]) 
 
 RULES = (
     without_rounding,
-    round_last,
     divide_in_float32,
     multiply_by_reciprocals,
     without_clamp,

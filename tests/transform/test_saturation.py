@@ -13,7 +13,7 @@ from support.quantised import F8
 from mixorder.ir.program import Compute, LoopProgram
 from mixorder.ir.rewriting import rewritten
 from mixorder.ir.verify import Form, verify
-from mixorder.transform.saturation import round_last, without_clamp
+from mixorder.transform.saturation import without_clamp
 
 Function = Callable[..., Any]
 
@@ -52,25 +52,6 @@ def cast(clamp: Function, dtype: torch.dtype = F8) -> Function:
 def test_which_clamps_are_left(clamp: Function, dtype: torch.dtype, left: int) -> None:
     program = program_of(cast(clamp, dtype))
     assert clamps(verify(rewritten(program, without_clamp), Form.TILE_LOCAL)) == left <= clamps(program)
-
-
-@pytest.mark.parametrize(
-    ("clamp", "dtype", "last"),
-    [
-        (lambda x: x.round().clamp(-128, 127), torch.int8, True),
-        (lambda x: x.round().clamp(min=0).clamp(max=15), torch.uint8, True),
-        (lambda x: x.round().clamp(-0.5, 127), torch.int8, False),
-        (lambda x: torch.minimum(x.round(), x * 0 + 3), torch.int8, False),
-        (lambda x: x.floor().clamp(-128, 127), torch.int8, False),
-        (lambda x: x.round().clamp(-448, 448), F8, False),
-    ],
-)
-def test_what_is_rounded_after_its_clamps(clamp: Function, dtype: torch.dtype, last: bool) -> None:
-    """A cast takes what is rounded, not what is clamped."""
-    program = verify(rewritten(program_of(cast(clamp, dtype)), round_last), Form.TILE_LOCAL)
-    values = {s.name: s for s in program.nests[0].body if isinstance(s, Compute)}
-    casts = [s for s in values.values() if s.op == "to_dtype" and s.dtype == dtype]
-    assert len(casts) == 2 and all((values[s.args[0].name].op == "round") == last for s in casts)
 
 
 def test_a_clamped_value_that_is_stored_too_stays_clamped() -> None:

@@ -126,7 +126,6 @@ RULES: dict[str, Any] = {
     "transform.powers_of_two.multiply_by_reciprocals": none,
     "transform.quotients.divide_by_blocks": none,
     "transform.rounding.round_at_once": none,
-    "transform.saturation.round_last": none,
     "transform.saturation.without_clamp": none,
     "transform.single_precision.divide_in_float32": none,
     # Schedules.
