@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ..errors import Decline, DeclineReason
 from ..inductor.graphs import TWO_MASKS
-from .gathers import is_gather
+from .gathers import is_gather, is_made_of_pieces
 from .grow import grow
 from .nodes import (
     float_bytes,
@@ -137,8 +137,9 @@ def reading_masks(region: Region) -> Region | None:
 
 def lighter(region: Region, heavy: Collection[str]) -> list[Region]:
     """Regions of the same reductions that compute less for each element, and read instead what is left
-    outside: small tables that the nodes named in `heavy` are computed for, or the results of all gathers."""
-    ways = _tables(region, heavy), set(filter(is_gather, region.nodes))
+    outside: small tables that the nodes named in `heavy` are computed for, small pieces of a tensor that is
+    put together, or the results of all gathers."""
+    ways = _tables(region, heavy), _small_pieces(region), set(filter(is_gather, region.nodes))
     candidates = (candidate for way in ways if (candidate := less(region, way)) is not None)
     return [
         candidate
@@ -150,17 +151,30 @@ def lighter(region: Region, heavy: Collection[str]) -> list[Region]:
 def _tables(region: Region, heavy: Collection[str]) -> set[Node]:
     """The tensors behind nodes named in `heavy` that are spread over `SMALL` times as many elements, such as
     the sines of positions over all heads, before they are rounded."""
-    analysis, members = region.seed.analysis, set(region.nodes)
+    members = set(region.nodes)
     below = dependents((*region.inner, *region.outer), region.nodes)
     named = {n for n in region.nodes if n.name in heavy}
     behind = dependents(named - below, (n for n in region.nodes if n not in below))
 
     def is_spread(node: Node) -> bool:
         loops = (u for u in readers(node) if u in members and is_pointwise(u))
-        sizes = [(analysis.size(node), analysis.size(u)) for u in loops]
-        return any(few and many and analysis.is_at_most(SMALL * few, many) for few, many in sizes)
+        return any(_is_few(region, node, u) for u in loops)
 
     return {_unrounded(n) for n in behind if not is_view(n) and is_spread(n)}
+
+
+def _small_pieces(region: Region) -> set[Node]:
+    """Pieces that the region computes for each element of the whole, which has `SMALL` times as many."""
+    pairs = ((n, unviewed(p)) for n in filter(is_made_of_pieces, region.nodes) for p in operands(n))
+    computed = ((n, piece) for n, piece in pairs if piece in region.nodes and is_pointwise(piece))
+    return {piece for whole, piece in computed if _is_few(region, piece, whole)}
+
+
+def _is_few(region: Region, node: Node, of: Node) -> bool:
+    """Whether another node has `SMALL` times as many elements."""
+    analysis = region.seed.analysis
+    few, many = analysis.size(node), analysis.size(of)
+    return few is not None and many is not None and analysis.is_at_most(SMALL * few, many)
 
 
 def _unrounded(node: Node) -> Node:

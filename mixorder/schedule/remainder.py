@@ -5,11 +5,13 @@ Without the region, Inductor computes the same inside the loops that read it, an
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
 from torch.fx import Node
 
+from ..region.gathers import is_gather_view
 from ..region.nodes import fake, is_view, operands, readers, shows
 from ..region.region import Region
 from ..region.space_analysis import takes_operands
@@ -40,7 +42,8 @@ def remainder_us(
         left = {n for result in written for n in _made_of(result, left)}
     if not written:
         return 0.0
-    moved = sum(map(_bytes, written | _sources(left, set(subregion.nodes) - set(subregion.outputs))))
+    moved = sum(_elements(n) * _item(n) for n in written)
+    moved += _read(left, set(subregion.nodes) - set(subregion.outputs))
     sizes: dict[int, set[Node]] = {}
     for node in written:
         made = _made_of(node, lost)
@@ -60,17 +63,25 @@ def _instructions(node: Node) -> int:
     return 0 if node.target is torch.ops.aten.pow.Tensor_Scalar else PRICES.get("".join(name), 0)
 
 
-def _sources(nodes: set[Node], computed: set[Node]) -> set[Node]:
-    """What loops that compute some nodes read. They compute what is among `computed` as well."""
+def _read(nodes: set[Node], computed: set[Node]) -> int:
+    """Bytes that loops which compute some nodes read. They compute what is among `computed` as well, and read
+    of a tensor what a view shows of it."""
     inside = set(ancestors(nodes, lambda node: node in nodes or node in computed))
-    reading = (node for node in inside if node in computed or _is_read(node, nodes))
-    return {operand for node in reading for operand in operands(node)} - computed - nodes
+    read = dict[Node, int]()
+    for node in itertools.filterfalse(_is_shown, inside):
+        for source in operands(node):
+            shown = _elements(source)
+            while source in inside and _is_shown(source):
+                (source,) = operands(source)
+                shown = min(shown, _elements(source) or shown)
+            if source not in inside:
+                read[source] = max(read.get(source, 0), shown)
+    return sum(shown * _item(source) for source, shown in read.items())
 
 
-def _is_read(node: Node, nodes: set[Node]) -> bool:
-    """Whether loops that compute some nodes read the operands of one of them. They do not for a view of a
-    result."""
-    return not is_view(node) or any(user in nodes for user in node.users)
+def _is_shown(node: Node) -> bool:
+    """Whether a node is all of a tensor or a part of it, which nothing copies."""
+    return is_view(node) or is_gather_view(node)
 
 
 def _made_of(node: Node, nodes: set[Node]) -> set[Node]:
@@ -83,6 +94,6 @@ def _elements(node: Node) -> int:
     return 0 if shape is None else math.prod(map(int, shape))
 
 
-def _bytes(node: Node) -> int:
+def _item(node: Node) -> int:
     val = fake(node)
-    return 0 if val is None else _elements(node) * val.dtype.itemsize
+    return 0 if val is None else val.dtype.itemsize

@@ -15,7 +15,7 @@ from typing import Any
 
 import sympy
 
-from ..inductor.symbols import INDEX_FUNCTIONS
+from ..inductor.symbols import INDEX_FUNCTIONS, bounds
 from ..ir.hardware import ACCESS, LINE, SECTOR
 from ..ir.program import (
     Axis,
@@ -28,6 +28,7 @@ from ..ir.program import (
     Nest,
     PartialAccumulate,
     Reduce,
+    Ref,
     Statement,
     Store,
     operands,
@@ -191,7 +192,8 @@ def _access(
     numel = max(1, program.hint(buffer.numel))
     cut = False
     if isinstance(stmt, Load) and stmt.predicate is not None:
-        elements = min(elements, max(numel, 1))  # each piece is read where it stands
+        # Each piece is read where it stands.
+        elements = min(max(1, round(elements * _share(program, nest, stmt.predicate))), numel)
         masked = nest.dependence()[stmt.predicate.name]
         everywhere = _extent(program, nest, index.free_symbols | masked)
         cut = axes[1].symbol in masked  # a piece may begin in the middle of an access
@@ -224,6 +226,26 @@ def _access(
         elements * _lines(index, sizes, tile, item, down),
         0 if isinstance(stmt, Load) and stmt.predicate is not None else offsets(index, sizes, (1, 1))[0],
     )
+
+
+def _share(program: LoopProgram, nest: Nest, predicate: Ref) -> float:
+    """The share of a nest's iterations in which a predicate holds, as far as it compares indices with
+    numbers; where it is more than that, the share of the rest is 1."""
+    values = {s.name: s for s in nest.statements if isinstance(s, Compute)}
+    sizes = {axis.symbol: sympy.Integer(program.hint(axis.size)) for axis in nest.axes}
+    limits, todo = dict[sympy.Expr, tuple[int, int]](), [predicate]
+    while todo:
+        stmt = values.get(todo.pop().name)
+        if stmt is not None and stmt.op in ("and_", "logical_and", "bitwise_and"):
+            todo += stmt.args
+        elif stmt is not None and stmt.op in ("lt", "ge"):
+            index, number = (values[arg.name] for arg in stmt.args)
+            if (index.op, number.op) == ("index_expr", "constant"):
+                place, at = index.args[0].xreplace(dict(program.hints)), number.args[0]
+                low, high = limits.get(place, tuple(map(int, bounds(place, sizes))))
+                limits[place] = (low, min(high, at - 1)) if stmt.op == "lt" else (max(low, at), high)
+    spans = ((high - low + 1, bounds(place, sizes)) for place, (low, high) in limits.items())
+    return math.prod(max(0, span) / (most - least + 1) for span, (least, most) in spans)
 
 
 def _bytes_of_slices(program: LoopProgram, buffer: Buffer, slice_bytes: Sequence[float]) -> float:
