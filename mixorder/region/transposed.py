@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from .axes import Space
-from .factors import Factor, Order, boundaries, flat, joined
+from .factors import Factor, Order, joined
 from .layouts import has_stated_order, is_computed_by_loops
 from .nodes import fake, is_pointwise, operands, reduced, shape_of
 from .orders import Orders, is_loop
@@ -26,7 +26,6 @@ from .tile import TileSeed, above
 from .walk import by_position, following, needed_for, position
 
 CAST = torch.ops.prims.convert_element_type.default
-LEAST_RUN = 16  # elements next to each other: with fewer, a sector has elements of several runs
 
 
 def may_be_transposed(node: Node) -> bool:
@@ -123,18 +122,12 @@ def innermost(node: Node, order: Order) -> Factor | None:
 
 
 def is_transposed(node: Node, source: Node, orders: Orders) -> bool:
-    """Whether other elements lie next to each other in a result than in a tensor that it is computed from,
-    and enough of them either way."""
+    """Whether other elements lie next to each other in a result than in a tensor that it is computed from."""
     if source not in orders:
         return False
     result_factor, source_factor = (innermost(n, orders[n]) for n in (node, source))
-    if result_factor is None or source_factor is None or result_factor.stride == source_factor.stride:
-        return False
-    cuts = boundaries((*flat(orders[node]), *flat(orders[source])))
-    runs = (
-        min(cut for cut in cuts if cut > run.stride) // run.stride for run in (result_factor, source_factor)
-    )
-    return min(runs) >= LEAST_RUN
+    known = result_factor is not None and source_factor is not None
+    return known and result_factor.stride != source_factor.stride  # type: ignore[union-attr]
 
 
 def _is_fused_with_loops(node: Node, root: Node) -> bool:

@@ -79,8 +79,8 @@ class Access:
     `tiled`: elements of an access over rows and columns.
     `transposed`: those that lie next to each other along the rows only, at least two of them in an access.
     `width`: bytes of a thread's access.
-    `start`: the offset of its first element. Accesses from different ones are of different slices of a
-    tensor, such as those of a `split`; of pieces, which are read where a predicate holds, it is 0.
+    `start`: the offset of its first element, and the rows of its predicate. Accesses with different ones are
+    of different slices of a tensor, such as those of a `split`; of pieces of rows, the offset is 0.
     """
 
     buffer: str
@@ -93,7 +93,7 @@ class Access:
     transposed: float = 0.0
     width: int = ACCESS
     lines: float = 0.0
-    start: int = 0
+    start: tuple[Any, ...] = ()
 
 
 def in_minority_order(accesses: Iterable[Access]) -> float:
@@ -190,10 +190,10 @@ def _access(
     index, item = stmt.index, buffer.dtype.itemsize
     elements = everywhere = _extent(program, nest, index.free_symbols)
     numel = max(1, program.hint(buffer.numel))
-    cut = False
+    is_piece, cut, limits = isinstance(stmt, Load) and stmt.predicate is not None, False, _Limits()
     if isinstance(stmt, Load) and stmt.predicate is not None:
-        # Each piece is read where it stands.
-        elements = min(max(1, round(elements * _share(program, nest, stmt.predicate))), numel)
+        limits, share = _limits(program, nest, stmt.predicate)
+        elements = min(max(1, round(elements * share)), numel)  # each piece is read where it stands
         masked = nest.dependence()[stmt.predicate.name]
         everywhere = _extent(program, nest, index.free_symbols | masked)
         cut = axes[1].symbol in masked  # a piece may begin in the middle of an access
@@ -224,28 +224,39 @@ def _access(
         everywhere if down and both else 0.0,
         elements_each * item,
         elements * _lines(index, sizes, tile, item, down),
-        0 if isinstance(stmt, Load) and stmt.predicate is not None else offsets(index, sizes, (1, 1))[0],
+        (0 if is_piece else offsets(index, sizes, (1, 1))[0], *sorted(limits.items(), key=str)),
     )
 
 
-def _share(program: LoopProgram, nest: Nest, predicate: Ref) -> float:
-    """The share of a nest's iterations in which a predicate holds, as far as it compares indices with
-    numbers; where it is more than that, the share of the rest is 1."""
+_Limits = dict[sympy.Expr, tuple[int, int]]
+"""Of expressions of indices, the least and the largest value, both inclusive."""
+
+
+def _limits(program: LoopProgram, nest: Nest, predicate: Ref) -> tuple[_Limits, float]:
+    """In which rows a predicate holds, as far as it compares indices with numbers, and for which share of the
+    nest's iterations; where it is more than that, the share of the rest is 1. Loads of parts of a row fetch
+    what lies beside these as well."""
+    col = program.tile_axes[1].symbol
     values = {s.name: s for s in nest.statements if isinstance(s, Compute)}
     sizes = {axis.symbol: sympy.Integer(program.hint(axis.size)) for axis in nest.axes}
-    limits, todo = dict[sympy.Expr, tuple[int, int]](), [predicate]
+    limits, share, todo = _Limits(), 1.0, [predicate]
     while todo:
         stmt = values.get(todo.pop().name)
         if stmt is not None and stmt.op in ("and_", "logical_and", "bitwise_and"):
             todo += stmt.args
         elif stmt is not None and stmt.op in ("lt", "ge"):
-            index, number = (values[arg.name] for arg in stmt.args)
-            if (index.op, number.op) == ("index_expr", "constant"):
-                place, at = index.args[0].xreplace(dict(program.hints)), number.args[0]
-                low, high = limits.get(place, tuple(map(int, bounds(place, sizes))))
-                limits[place] = (low, min(high, at - 1)) if stmt.op == "lt" else (max(low, at), high)
-    spans = ((high - low + 1, bounds(place, sizes)) for place, (low, high) in limits.items())
-    return math.prod(max(0, span) / (most - least + 1) for span, (least, most) in spans)
+            index, number = (values.get(arg.name) for arg in stmt.args)
+            if index and number and (index.op, number.op) == ("index_expr", "constant"):
+                place, at = index.args[0].xreplace(dict(program.hints)), int(number.args[0])
+                if col in place.free_symbols:
+                    continue
+                least, most = map(int, bounds(place, sizes))
+                low, high = before = limits.get(place, (least, most))
+                limits[place] = low, high = (
+                    (low, min(high, at - 1)) if stmt.op == "lt" else (max(low, at), high)
+                )
+                share *= max(0, high - low + 1) / max(1, before[1] - before[0] + 1)
+    return limits, share
 
 
 def _bytes_of_slices(program: LoopProgram, buffer: Buffer, slice_bytes: Sequence[float]) -> float:
@@ -263,7 +274,7 @@ def total(program: LoopProgram, accesses: Iterable[Access]) -> Work:
     """The work of all accesses; of each slice of a tensor, device memory moves what the largest of them
     needs, and of all slices no more than there is."""
     accesses = list(accesses)
-    slices: dict[str, dict[int, float]] = {}
+    slices: dict[str, dict[tuple[Any, ...], float]] = {}
     for access in accesses:
         starts = slices.setdefault(access.buffer, {})
         starts[access.start] = max(starts.get(access.start, 0.0), access.dram)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Collection, Iterable, Sequence
 
 import sympy
@@ -53,8 +52,6 @@ from ..ir.program import (
 from ..ir.reductions import SUM
 from ..ir.rewriting import AxisGroups, Steps, along_one, is_op
 from .split import SPLIT, added_up
-
-SHORT = 64  # elements of neighbours that the second nest adds up for statistics: a line
 
 
 def two_pass(program: LoopProgram) -> LoopProgram:
@@ -112,7 +109,7 @@ class _TwoPassNests:
         """The innermost axes of statistics, of few elements: the second nest reduces these, and the first one
         has results for whole lines of memory."""
         last = [*itertools.takewhile(lambda a: a.symbol in self.over, reversed(self.axes))]
-        if len(last) == len(self.over) or math.prod(int(a.size) for a in last) > SHORT:
+        if len(last) == len(self.over):
             return frozenset()
         return frozenset(axis.symbol for axis in last)
 
