@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from .axes import Space
-from .factors import Factor, Order, joined
+from .factors import Factor, Order, boundaries, flat, joined
 from .layouts import has_stated_order, is_computed_by_loops
 from .nodes import fake, is_pointwise, operands, reduced, shape_of
 from .orders import Orders, is_loop
@@ -26,6 +26,7 @@ from .tile import TileSeed, above
 from .walk import by_position, following, needed_for, position
 
 CAST = torch.ops.prims.convert_element_type.default
+LEAST_RUN = 16  # elements next to each other: with fewer, a sector has elements of several runs
 
 
 def may_be_transposed(node: Node) -> bool:
@@ -122,12 +123,18 @@ def innermost(node: Node, order: Order) -> Factor | None:
 
 
 def is_transposed(node: Node, source: Node, orders: Orders) -> bool:
-    """Whether other elements lie next to each other in a result than in a tensor that it is computed from."""
+    """Whether other elements lie next to each other in a result than in a tensor that it is computed from,
+    and enough of them either way."""
     if source not in orders:
         return False
     result_factor, source_factor = (innermost(n, orders[n]) for n in (node, source))
-    known = result_factor is not None and source_factor is not None
-    return known and result_factor.stride != source_factor.stride  # type: ignore[union-attr]
+    if result_factor is None or source_factor is None or result_factor.stride == source_factor.stride:
+        return False
+    cuts = boundaries((*flat(orders[node]), *flat(orders[source])))
+    runs = (
+        min(cut for cut in cuts if cut > run.stride) // run.stride for run in (result_factor, source_factor)
+    )
+    return min(runs) >= LEAST_RUN
 
 
 def _is_fused_with_loops(node: Node, root: Node) -> bool:

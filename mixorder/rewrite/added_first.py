@@ -28,6 +28,7 @@ from ..region.walk import by_position, closure, descendants, needed_for, positio
 
 _SUMS = (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList)
 MEAN = torch.ops.aten.mean.dim
+MANY = 32  # elements of a sum, of which a result in fp32 is a few percent
 COLUMNS, MOST_COLUMNS = 256, 8192  # lanes of a tile; sums that are added up in one more kernel of Inductor's
 
 
@@ -145,7 +146,7 @@ def _of_reduction_groups(
         if of_all:
             worthwhile = others_have or begins
         else:
-            many = is_outer and isinstance(count, int) and not others_have
+            many = is_outer and isinstance(count, int) and count >= MANY and not others_have
             worthwhile = has_elements or (many and not of_views)
         first, last = by_position([node, partner])
         independent = first not in needed_for([last], position(first))
