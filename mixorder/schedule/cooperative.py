@@ -84,7 +84,7 @@ def _laid_out(facts: RowFacts, device: DeviceInfo, elements: int) -> list[Plan]:
         tile = Tile(xblock, elements // (xblock * per_sm), WARPS_PER_SM // per_sm, MOST_STAGES, per_sm)
         parts, depth = _parts(facts, tile), _depth(facts, tile)
         fits = xblock <= facts.rows and parts <= MAX_PARTS and tile.lanes >= _least_lanes(facts, tile)
-        if depth and fits and not _waits_late(facts):
+        if depth and fits:
             tight = _registers(facts, tile, depth) > FULL_REGISTERS
             plan = _schedule(facts, device, tile, depth)
             candidates.append((parts > few, tight or depth < LEAST_DEPTH, plan))
@@ -131,12 +131,6 @@ def registers_of(facts: RowFacts, rows: int, per_thread: float, depth: int) -> f
     words = facts.exchange.at_once + facts.held.of_columns / rows + copies * facts.exchange.carried_bytes / 4
     of_rows = rows * (facts.exchange.rows_at_once + copies * facts.exchange.row_words)
     return REGISTER_OVERHEAD + per_thread * words + of_rows
-
-
-def _waits_late(facts: RowFacts) -> bool:
-    """Whether the last phase loads much of its own, such as a residual's gradient."""
-    late = facts.loads.staged_bytes - facts.exchange.carried_bytes
-    return facts.exchange.values > 0 and late > 4
 
 
 def _parts(facts: RowFacts, tile: Tile) -> int:

@@ -10,7 +10,7 @@ from .limits import MAX_STAGES, Tile, floor_power_of_2, registers_of
 from .plan import next_power_of_2
 
 # Programs of each multiprocessor, from which on nothing is prefetched.
-MANY_PROGRAMS = 32
+MANY_PROGRAMS = 256
 
 
 def without_prefetch(facts: RowFacts, tile: Tile, device: DeviceInfo) -> Tile:

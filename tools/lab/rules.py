@@ -138,7 +138,6 @@ RULES: dict[str, Any] = {
     "schedule.no_prefetch.reloads": no,
     "schedule.no_prefetch.is_latency_bound": no,
     "schedule.no_prefetch.MANY_PROGRAMS": math.inf,
-    "schedule.cooperative._waits_late": no,
     "schedule.tile.staged_results": empty(dict),
     "schedule.tile._in_sectors": gives(1.0),
     "schedule.facts.is_branching": no,
