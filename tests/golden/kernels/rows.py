@@ -1,8 +1,8 @@
 """H200, persistent: LayerNorm's backward, 32768x768."""
 
-# 512 programs of 2 warps
+# 528 programs of 2 warps
 @triton.jit
-def triton_mixorder_sum_90672346(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def triton_mixorder_sum_103b7b73(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, out0_ptr, ws0_ptr, ws1_ptr, XBLOCK: tl.constexpr, NUM_STAGES: tl.constexpr):
     R0_BLOCK: tl.constexpr = 1024
     s = tl.program_id(0)
     y = tl.arange(0, R0_BLOCK)[None, :]
@@ -12,7 +12,7 @@ def triton_mixorder_sum_90672346(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, ou
     tmp2 = tl.load(tl.broadcast_to(in2_ptr + (y), [XBLOCK, R0_BLOCK]), ymask, other=0).to(tl.float32)
     ws0_acc = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
     ws1_acc = tl.full([XBLOCK, R0_BLOCK], 0.0, tl.float32)
-    for tile in tl.range(s, tl.cdiv(32768, XBLOCK), 512, num_stages=NUM_STAGES):
+    for tile in tl.range(s, tl.cdiv(32768, XBLOCK), 528, num_stages=NUM_STAGES):
         x = tile * XBLOCK + tl.arange(0, XBLOCK)[:, None]
         tmp3 = tl.load(in4_ptr + (x))
         tmp4 = tmp3 * tmp0
@@ -39,17 +39,18 @@ def triton_mixorder_sum_90672346(in0_ptr, in1_ptr, in2_ptr, in3_ptr, in4_ptr, ou
     tl.store(ws1_ptr + (y + 768*s), tl.sum(ws1_acc, 0)[None, :], ymask)
 
 
-# 48 programs of 8 warps
+# 96 programs of 8 warps
 @triton.jit
-def triton_mixorder_sum_final_4c617368(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
-    SBLOCK: tl.constexpr = 512
-    YBLOCK: tl.constexpr = 16
+def triton_mixorder_sum_final_4637be93(out1_ptr, out2_ptr, ws0_ptr, ws1_ptr):
+    SBLOCK: tl.constexpr = 1024
+    YBLOCK: tl.constexpr = 8
     block = tl.inline_asm_elementwise("{ .reg .b32 mixorder_pass; griddepcontrol.wait; mov.b32 $0, $1; }", "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=True, pack=1)
     s = tl.arange(0, SBLOCK)[:, None]
+    smask = s < 528
     y = block * YBLOCK + tl.arange(0, YBLOCK)[None, :]
-    tmp0 = tl.load(ws0_ptr + (y + 768*s), eviction_policy='evict_first')
-    tmp1 = tl.load(ws1_ptr + (y + 768*s), eviction_policy='evict_first')
-    tmp2 = tl.sum(tmp0, 0)[None, :]
-    tmp3 = tl.sum(tmp1, 0)[None, :]
+    tmp0 = tl.load(ws0_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
+    tmp1 = tl.load(ws1_ptr + (y + 768*s), smask, other=0, eviction_policy='evict_first')
+    tmp2 = tl.sum(tl.where(smask, tmp0, 0.0), 0)[None, :]
+    tmp3 = tl.sum(tl.where(smask, tmp1, 0.0), 0)[None, :]
     tl.store(out1_ptr + (y), tmp2)
     tl.store(out2_ptr + (y), tmp3)
