@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import sympy
 
+from ..ir.hardware import ASYNC_BYTES
 from ..ir.program import Load
 from .row_kernel import RowKernel
-
-LEAST_BYTES = 4
 
 
 class Prefetch:
@@ -23,7 +22,7 @@ class Prefetch:
 
     def is_late(self, load: Load) -> bool:
         item = self.writer.program.buffer(load.buffer).dtype.itemsize
-        narrow = item < LEAST_BYTES and load.predicate is None
+        narrow = item < ASYNC_BYTES and load.predicate is None
         return narrow and self.writer.varies(load) == {self.rows.symbol} and self.writer.alignment is None
 
     def fetch(self, tile: str) -> None:

@@ -46,7 +46,7 @@ SIZE_FUNCTIONS: dict[type, Callable[..., Any]] = {
     Min: torch.sym_min,
 }
 """What computes the functions in sizes, two operands at a time."""
-INT32_LIMIT = 2**31
+INT32_LIMIT = torch.iinfo(torch.int32).max + 1
 SIZES = ValueRanges(-int_oo, 2**62)
 """A size is less than the 2**63 - 1 that stand for the end of a slice."""
 

@@ -122,10 +122,9 @@ def _of_reduction_groups(
     factors = run = [factor for d in what.dims for factor in order[d]]
     of_all = len(what.dims) == len(what.shape)
     is_row = what.run is not None and [f.stride for f in what.run] == [1]
-    mine = read_for(node)
-    siblings = {n for read in mine for n in by_read.get(read, ())}
-    reads = mine.union(*(read_for(n) for n in siblings if sums[n] == what))  # dw has more than db
-    for partner in by_position({n for read in reads for n in by_read.get(read, ())}):
+    alike = (n for n in _reading(read_for(node), by_read) if sums[n] == what)
+    reads = read_for(node).union(*map(read_for, alike))  # dw has more than db
+    for partner in by_position(_reading(reads, by_read)):
         over, seen = sums[partner], read_for(partner)
         if product(over.shape) != size or over.run is None:
             continue
@@ -140,9 +139,7 @@ def _of_reduction_groups(
         if count in (1, all_own) or (of_all and not (is_outer or begins) and size not in further):
             continue
         below, after = ({*descendants(n.users, is_traced)} for n in (node, partner))
-        has_elements, others_have = (
-            any(product(shape_of(n) or ()) == size for n in s) for s in (below, after)
-        )
+        has_elements, others_have = (any(_has_size(n, size) for n in s) for s in (below, after))
         if of_all:
             worthwhile = others_have or begins
         else:
@@ -161,6 +158,15 @@ def _of_reduction_groups(
     return (
         None if run == factors else First(tuple(_split(n, order[d], run) for d, n in enumerate(what.shape)))
     )
+
+
+def _has_size(node: Node, size: Size) -> bool:
+    return product(shape_of(node) or ()) == size
+
+
+def _reading(tensors: Iterable[Node], by_read: Mapping[Node, Sequence[Node]]) -> set[Node]:
+    """The sums that read one of some tensors."""
+    return {n for read in tensors for n in by_read.get(read, ())}
 
 
 def _as_another(

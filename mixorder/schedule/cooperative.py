@@ -24,14 +24,12 @@ from ..ir.program import ALIKE
 from .device import DeviceInfo
 from .facts import ALIGNMENT, REGISTER_OVERHEAD, RowFacts
 from .finalisation import final
-from .limits import MAX_STAGES, Tile, elements_of
-from .persistent import ELEMENTS_PER_THREAD, MAX_COLS
+from .limits import ELEMENTS_PER_THREAD, MAX_STAGES, NOT_SPILLED, WARPS_PER_SM, Tile, elements_of
+from .persistent import MAX_COLS
 from .plan import Exchanged, Launch, Plan, SecondStage, Walk
 
 MAX_DEPTH = 3  # tiles between a partial result and its total, at most; the registers may hold fewer
 LEAST_DEPTH = 2  # used even at up to `SPILLED_REGISTERS` estimated registers: less waits for the exchange
-FULL_REGISTERS = 278  # the most estimated registers, except at that depth
-WARPS_PER_SM = 8
 MAX_PARTS = WARP  # a slot for each lane of a warp
 MOST_STAGES = MAX_STAGES - 1  # as with several programs per multiprocessor
 SPILLED_REGISTERS = 292  # estimated; 255 by ptxas, and rarely more than 100 bytes spilled
@@ -85,7 +83,7 @@ def _laid_out(facts: RowFacts, device: DeviceInfo, elements: int) -> list[Plan]:
         parts, depth = _parts(facts, tile), _depth(facts, tile)
         fits = xblock <= facts.rows and parts <= MAX_PARTS and tile.lanes >= _least_lanes(facts, tile)
         if depth and fits:
-            tight = _registers(facts, tile, depth) > FULL_REGISTERS
+            tight = _registers(facts, tile, depth) > NOT_SPILLED
             plan = _schedule(facts, device, tile, depth)
             candidates.append((parts > few, tight or depth < LEAST_DEPTH, plan))
     return [plan for *_, plan in sorted(candidates, key=lambda candidate: candidate[:2])]
@@ -111,7 +109,7 @@ def _layouts(facts: RowFacts) -> Iterator[tuple[int, int, int]]:
 def _depth(facts: RowFacts, tile: Tile) -> int:
     """Tiles between a partial result and its total; 0 if the registers do not hold even one."""
     for depth in range(MAX_DEPTH, 0, -1):
-        most = SPILLED_REGISTERS if depth == LEAST_DEPTH else FULL_REGISTERS
+        most = SPILLED_REGISTERS if depth == LEAST_DEPTH else NOT_SPILLED
         if _registers(facts, tile, depth) <= most:
             return depth
     return 0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import sympy
 
-from ..ir.hardware import ACCESS, SECTOR
+from ..ir.hardware import ACCESS, ASYNC_BYTES, SECTOR
 from ..ir.program import (
     ALIKE,
     AxisClass,
@@ -44,7 +44,6 @@ REGISTER_OVERHEAD = 24  # registers per thread that do not grow with the tile
 # its elements one after the other.
 BRANCHING = frozenset({"sin", "cos", "tan"})
 NARROW = 4  # bytes of a thread's access, up to which prefetching does not pay (`no_prefetch.py`)
-ASYNC_BYTES = 4  # of the narrowest access that Triton prefetches
 TABLE = 8  # elements of the space for each of a table, at least: it is read again and again
 ALIGNMENT = 16  # columns: the widest loads need rows and parts that start at a multiple. Not fitted to others
 

@@ -12,12 +12,12 @@ import functools
 import math
 from collections.abc import Collection, Sequence
 
-from ..ir.hardware import ACCESS, LINE, MAX_REGISTERS, WARP
+from ..ir.hardware import ACCESS, ASYNC_BYTES, LINE, MAX_REGISTERS, WARP
 from ..ir.program import BufferRole, Load, LoopProgram
 from . import cooperative, limits
 from .cost import Traffic
 from .device import MEASURED, DeviceInfo
-from .facts import ASYNC_BYTES, NARROW, RowFacts
+from .facts import NARROW, RowFacts
 from .kernel_time import Kind, Times, moving_us
 from .plan import Plan
 from .work import Access, Work, accesses, computing, full_inputs, in_minority_order, total

@@ -11,6 +11,9 @@ from .facts import REGISTER_OVERHEAD, RowFacts
 NOT_SPILLED = 279  # estimated registers in chunks, up to which at most 4 words were spilled
 # Per element; GELU by tanh has 35, by erf 50.
 BUSY_INSTRUCTIONS = 30
+WARPS_PER_SM = 8  # at least, whatever the tiles of a multiprocessor hold
+# At most. With many, a row spans few warps, and its reductions need few barriers.
+ELEMENTS_PER_THREAD = 32
 MAX_STAGES = 5  # with one program per multiprocessor; one fewer with several
 
 

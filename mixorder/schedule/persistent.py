@@ -11,14 +11,16 @@ import functools
 import math
 
 from ..errors import Decline, DeclineReason
-from ..ir.hardware import ACCESS, MAX_REGISTERS, SECTOR
+from ..ir.hardware import ACCESS, ASYNC_BYTES, MAX_REGISTERS, SECTOR
 from .device import DeviceInfo
-from .facts import ASYNC_BYTES, RowFacts
+from .facts import RowFacts
 from .finalisation import final, most_partials
 from .limits import (
     BUSY_INSTRUCTIONS,
+    ELEMENTS_PER_THREAD,
     MAX_STAGES,
     NOT_SPILLED,
+    WARPS_PER_SM,
     Tile,
     elements_of,
     floor_power_of_2,
@@ -34,10 +36,6 @@ from .plan import Launch, Plan, SecondStage, TileOrder, Walk, next_power_of_2
 RESIDENT_BYTES = 32 * 1024
 # Programs of a multiprocessor, at most. Several even out the tail; fewer leave fewer partials to finalise.
 PROGRAMS_PER_SM = 4
-# Of a multiprocessor, whatever its tiles hold.
-MIN_WARPS_PER_SM = 8
-# At most. With many, a row spans few warps, and its reductions need few barriers.
-ELEMENTS_PER_THREAD = 32
 LEAST_CHUNK = 512  # columns
 MAX_COLS = 16384  # an accumulator of a wider row does not stay in one program's registers
 # Estimated registers of a thread at most, where rows are only added up; with more, or where a single program
@@ -180,7 +178,7 @@ def _tile(facts: RowFacts, r0_block: int, device: DeviceInfo, chunks: int) -> Ti
         xblock //= 2  # too few rows: more programs instead of larger tiles
     elements = xblock * r0_block
     per_thread = _elements_per_thread(facts, elements)
-    min_threads = share * MIN_WARPS_PER_SM * device.warp_size
+    min_threads = share * WARPS_PER_SM * device.warp_size
     while per_thread > 8 and per_sm * elements < per_thread * min_threads:
         per_thread //= 2
     if chunks > 1:
@@ -209,12 +207,12 @@ def _of_sums(facts: RowFacts, lanes: int, device: DeviceInfo) -> Tile:
     elements = ELEMENTS_PER_THREAD
     while elements > facts.per_access and registers_of(facts, elements, 1) > SUM_REGISTERS:
         elements //= 2
-    least = MIN_WARPS_PER_SM // (PROGRAMS_PER_SM * facts.batch)
+    least = WARPS_PER_SM // (PROGRAMS_PER_SM * facts.batch)
     num_warps = min(device.max_warps, max(1, least, lanes // (elements * device.warp_size)))
     xblock = max(1, elements * num_warps * device.warp_size // lanes)
     while xblock > 1 and -(-facts.rows // xblock) * facts.batch < device.num_sm:
         xblock //= 2
-    per_sm = max(1, MIN_WARPS_PER_SM // num_warps)
+    per_sm = max(1, WARPS_PER_SM // num_warps)
     stages = min(MAX_STAGES - 1, _stages_that_fit(facts, per_sm * xblock * lanes, device))
     return Tile(xblock, lanes, num_warps, stages, per_sm)
 

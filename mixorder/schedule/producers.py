@@ -10,9 +10,8 @@ from ..errors import Decline, DeclineReason
 from ..ir.hardware import WARP
 from ..ir.program import Nest
 from .device import DeviceInfo
+from .limits import ELEMENTS_PER_THREAD
 from .plan import Plan, Produced, next_power_of_2, tiles_along
-
-ELEMENTS = 32  # of a row in a thread, at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ def with_producers(plan: Plan, sizes: Sequence[int], row_axes: int, device: Devi
     if not all(whole[1:row_axes]) or not all(whole[row_axes + 1 :]):
         raise Decline(DeclineReason.TOO_MANY_LIVE_TILES, "rows or columns of a tile that are apart")
     threads = WARP * plan.launch.num_warps
-    elements = ELEMENTS * threads
+    elements = ELEMENTS_PER_THREAD * threads
     size = math.prod(sizes[row_axes:])
     cols = next_power_of_2(size)
     rows = max(1, min(elements // cols, math.prod(plan.extents[:row_axes])))

@@ -13,7 +13,7 @@ from .rounding import ROUNDED
 
 WHOLE = frozenset({"round", "trunc", "floor", "ceil"})  # where these change a number, they have fewer bits
 
-_SMALL = 256  # whole numbers up to this one have 8 bits
+_SMALL = 2 / torch.finfo(torch.bfloat16).eps  # whole numbers up to this one have 8 bits
 
 _Halves = frozenset[torch.dtype]
 

@@ -18,7 +18,9 @@ from ..ir.rewriting import SELECTING, Scope, Steps, is_op, selected
 
 MANTISSA_BITS = 23
 INFINITE = 255 << MANTISSA_BITS  # the bits of an infinite float32
-_LEAST = 2.0**-126  # whose reciprocal, and that of all larger ones, is a float32
+_LEAST = torch.finfo(
+    torch.float32
+).smallest_normal  # whose reciprocal, and that of all larger ones, is a float32
 
 
 def multiply_by_reciprocals(stmt: Statement, scope: Scope) -> list[Statement]:

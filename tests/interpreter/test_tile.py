@@ -357,7 +357,7 @@ def test_padding_of_rows_counts_for_nothing(in_parts: bool, monkeypatch: pytest.
     """Rows of 544 in programs of 1024 lanes, or in five parts of 128: zero is the largest of negative
     numbers, and not three."""
     if in_parts:
-        monkeypatch.setattr(producers, "ELEMENTS", 1)
+        monkeypatch.setattr(producers, "ELEMENTS_PER_THREAD", 1)
 
     def function(x: Any, dy: Any) -> Any:
         y = dy.float()
