@@ -54,11 +54,6 @@ def parts(x: Any, dy: Any) -> Any:
     return dx.to(bf16), dw
 
 
-def norm_of_parts(dy: Any, x: Any, mean: Any, rstd: Any, w: Any) -> Any:
-    dy, x = dy[:, :4096], x[:, :4096]
-    return torch.ops.aten.native_layer_norm_backward(dy, x, [4096], mean, rstd, w, w, [True] * 3)
-
-
 def places(x: Any, dy: Any) -> Any:
     """The number of an element, as a value."""
     rows, cols = x.shape
