@@ -83,6 +83,7 @@ def smaller(region: Region, why: Decline, stored: Collection[Node]) -> list[Regi
 def _left_out(region: Region, why: DeclineReason) -> Iterator[frozenset[Node]]:
     """What may be left out of a region that is too large."""
     if why in (DeclineReason.MEMORY, DeclineReason.ORDER):
+        yield frozenset(_read_alike(region))
         tensors = _by_tensor(region)
         every = frozenset().union(*tensors)
         yield from (nodes for reductions in tensors for nodes in (every - reductions, reductions))
@@ -90,6 +91,13 @@ def _left_out(region: Region, why: DeclineReason) -> Iterator[frozenset[Node]]:
         yield frozenset(_last_steps(region))
     yield from (frozenset({n}) for n in (*region.outer, *region.inner))
     yield frozenset(_behind_inner(region))
+
+
+def _read_alike(region: Region) -> set[Node]:
+    """The results that no reduction needs or gives, which the region has only since it reads what they are
+    computed from."""
+    used = dependents((*region.inner, *region.outer), region.nodes).union(*map(operands, region.nodes))
+    return set(region.outputs) - used
 
 
 def _by_tensor(region: Region) -> list[frozenset[Node]]:

@@ -206,7 +206,7 @@ def int8_clamped(x: Any) -> Any:
 def test_integers_compile_to_no_division_and_one_rounding(
     function: Any, known: Known, tmp_path: Path
 ) -> None:
-    """A cast rounds by itself, but for what a zero point is added to, and clamps compare nothing."""
+    """A cast rounds by itself, but for what is clamped or has a zero point, and clamps compare nothing."""
     program, source = kernel_of(function, [((16384, 4096), bf16)])
     gpu, _ = TARGETS["sm_90"]
     if known(gpu, (program, source)):
@@ -214,10 +214,10 @@ def test_integers_compile_to_no_division_and_one_rounding(
     kernel = compiled(program, source, gpu)
     found = collections.Counter(sass(kernel, tmp_path))
     elements = 2 * 16384 * 4096 // source.grid // (32 * source.config.num_warps)
-    with_zeros = function is quantised.uint8_both
+    rounded = function is not quantised.int8_both
     assert found["FCHK"] == found["CALL"] == 0  # of a division
-    assert elements <= found["F2I"] <= elements * 1.25 and (found["FRND"] >= elements) == with_zeros
-    assert with_zeros or found["FRND"] == 0
+    assert elements <= found["F2I"] <= elements * 1.25 and (found["FRND"] >= elements) == rounded
+    assert rounded or found["FRND"] == 0
     assert found["FSETP"] <= elements * 1.25  # by CORRECTED, whether a remainder is finite
 
 

@@ -79,6 +79,7 @@ RULES: dict[str, Any] = {
     "region.variants.with_recomputed": nothing,
     "region.variants.smaller": none,
     "region.variants.lighter": none,
+    "region.variants._read_alike": empty(set),
     "region.variants._by_tensor": none,
     "region.variants._last_steps": empty(set),
     "region.variants._behind_inner": empty(set),
