@@ -239,16 +239,17 @@ def _limits(program: LoopProgram, nest: Nest, predicate: Ref) -> tuple[_Limits, 
     col = program.tile_axes[1].symbol
     values = {s.name: s for s in nest.statements if isinstance(s, Compute)}
     sizes = {axis.symbol: sympy.Integer(program.hint(axis.size)) for axis in nest.axes}
-    limits, share, todo = _Limits(), 1.0, [predicate]
+    limits, share, todo = _Limits(), 1.0, [predicate.name]
     while todo:
-        stmt = values.get(todo.pop().name)
+        stmt = values.get(todo.pop())
         if stmt is not None and stmt.op in ("and_", "logical_and", "bitwise_and"):
-            todo += stmt.args
+            todo += operands(stmt)
         elif stmt is not None and stmt.op in ("lt", "ge"):
-            index, number = (values.get(arg.name) for arg in stmt.args)
+            index, *numbers = map(values.get, operands(stmt))
+            number = numbers[0] if numbers else None
             if index and number and (index.op, number.op) == ("index_expr", "constant"):
                 place, at = index.args[0].xreplace(dict(program.hints)), int(number.args[0])
-                if col in place.free_symbols:
+                if col in place.free_symbols or not place.free_symbols <= sizes.keys():
                     continue
                 least, most = map(int, bounds(place, sizes))
                 low, high = before = limits.get(place, (least, most))
