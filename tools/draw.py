@@ -2,6 +2,7 @@
 
     python tools/draw.py --out draw                             # draws 300 subgraphs, and times them
     python tools/draw.py --subgraphs draw/subgraphs.jsonl.xz --out draw    # times these, or a corpus
+    python tools/draw.py --subgraphs FILE --without region.variants.lighter   # what a rule is worth
     python tools/draw.py --report draw/duels.jsonl --page docs/lab/duels.md   # adds the row; no GPU
     python tools/draw.py --spellings 200 --out spelled          # drawn spellings versus their bases
     python tools/draw.py --spellings 500 --no-times --tracing 900   # their plans alone; no GPU
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace) -> None:
     chosen = [key for key in known if not args.keys or key.startswith(tuple(args.keys))]
     if not args.spellings:  # the bases come first
         Random(0).shuffle(chosen)
-    tasks = [Task(key, str(args.subgraphs), args.device, "", args.tuned) for key in chosen]
+    tasks = [Task(key, str(args.subgraphs), args.device, "", args.tuned, args.without) for key in chosen]
     limits = TUNED_S if args.tuned else ENTRY_S, TO_FINISH_S
     measured("lab.duel", tasks, args, args.out / "duels.jsonl", limits, taken, told)
 
@@ -199,6 +200,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=CPU)
     parser.add_argument("--tuned", action="store_true", help="with mixorder_autotune, one at a time")
+    parser.add_argument("--without", default="", metavar="RULE", help="mixorder without one of lab/rules.py")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/draw")))
     return parser.parse_args(argv)
 

@@ -16,7 +16,7 @@ import draw
 import pytest
 import torch
 from fresh_process import HANG_S
-from lab import duel_report
+from lab import duel, duel_report
 from lab.corpus import Entry, Input, Place, save
 from lab.corpus import load as entries_of
 from lab.duels import Duel, Way, load
@@ -24,6 +24,8 @@ from lab.exact import NoReference, exact
 from lab.processes import Turn
 from lab.tables import head
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from mixorder.planning import setting_in_force
 
 aten, prims = torch.ops.aten, torch.ops.prims
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -38,6 +40,23 @@ def norm(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 # The parts of a duel.
+
+
+def test_a_rule_is_off_for_mixorder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategies = list[set[str]]()
+
+    def compiled(way: Way, *_: Any) -> tuple[None, str]:
+        way.status = "failed"
+        strategies.append({s.name for s in setting_in_force().strategies})
+        return None, ""
+
+    monkeypatch.setattr(duel, "compiled", compiled)
+    monkeypatch.setattr(duel, "ahead_of_time", lambda *_: None)
+    corpus, turn = (str(tmp_path / name) for name in ("corpus.jsonl.xz", "turn"))
+    save(Path(corpus), [entry("a", "bfloat16")])
+    duel.work(duel.Task("a", corpus, "cpu", turn, without="strategies.tile"))
+    stock, ours = strategies
+    assert stock - ours == {"blocks in a tile"}
 
 
 def test_float64_rounds_nowhere() -> None:

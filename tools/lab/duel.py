@@ -35,6 +35,7 @@ from .corpus import Entry, load
 from .duels import Duel, Way
 from .exact import exact
 from .processes import Turn, cpu_seconds
+from .rules import off
 from .stopwatch import here, stopwatch
 
 MOST_LOCKED_S, MOST_TUNED_S = 20, 90
@@ -45,13 +46,14 @@ MOST_DETAIL = 200  # and of a decline's
 @dataclasses.dataclass(frozen=True)
 class Task:
     """An entry by its key, the corpus's file, the device, the file of the `Turn`. `tuned`: by
-    `mixorder_autotune`."""
+    `mixorder_autotune`. `without`: mixorder without this rule of `lab/rules.py`."""
 
     key: str
     corpus: str
     device: str
     turn: str
     tuned: bool = False
+    without: str = ""
 
 
 @dataclasses.dataclass
@@ -105,7 +107,8 @@ def fight(entry: Entry, task: Task, outcome: Outcome, turn: Turn) -> None:
     for name, way in ways.items():
         tuned = task.tuned and name == "ours"
         compiles = ahead_of_time(task.device, name == "ours", tuned)
-        calls[name], texts[name] = compiled(way, entry.module(task.device), fakes, compiles)
+        with off(task.without) if name == "ours" and task.without else contextlib.nullcontext():
+            calls[name], texts[name] = compiled(way, entry.module(task.device), fakes, compiles)
     if any(way.status != "ok" for way in ways.values()):
         duel.status = "failed"
         duel.message = "; ".join(f"{name}: {way.message}" for name, way in ways.items() if way.message)
