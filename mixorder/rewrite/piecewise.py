@@ -152,8 +152,8 @@ def find_piecewise(nodes: Sequence[Node]) -> Iterator[Piecewise]:
 
 
 def _divides_rows(reduction: Node, dim: int) -> bool | None:
-    """Whether a reduction goes along the dim of the pieces; None where a row lies in one piece, as for the
-    sum over all tokens, of which one stands for the class: there, the pieces' sums would be kernels more."""
+    """Whether a reduction goes along the dim of the pieces. None where each row lies in one piece, as for the
+    sum over all tokens, of which one stands for the class: one kernel adds up the rows of all pieces."""
     shape, dims = reduced(reduction).shape, reduced(reduction).dims  # type: ignore[union-attr]
     return None if dim in dims and not set(range(dim, len(shape))) <= set(dims) else dim in dims
 

@@ -35,9 +35,8 @@ def remainder_us(
     lost = set(whole.nodes) - set(subregion.nodes)
     left = {n for n in lost if not _is_stored(n, whole)} | lost.intersection(whole.outputs)
     written = left.intersection((*subregion.inputs, *whole.outputs))
-    if not (
-        subregion.inner or results
-    ):  # Inductor, too, has loops that write a result, and others that add it
+    # Inductor, too, has loops that write a result, and others that add it up.
+    if not (subregion.inner or results):
         written -= set(subregion.inputs).intersection(whole.outputs)
         left = {n for result in written for n in _made_of(result, left)}
     if not written:
@@ -65,17 +64,16 @@ def _instructions(node: Node) -> int:
 
 def _read(nodes: set[Node], computed: set[Node]) -> int:
     """Bytes that loops which compute some nodes read. They compute what is among `computed` as well, and read
-    of a tensor what a view shows of it."""
+    of a tensor what views show of it."""
     inside = set(ancestors(nodes, lambda node: node in nodes or node in computed))
-    read = dict[Node, int]()
-    for node in itertools.filterfalse(_is_shown, inside):
-        for source in operands(node):
-            shown = _elements(source)
-            while source in inside and _is_shown(source):
-                (source,) = operands(source)
-                shown = min(shown, _elements(source) or shown)
-            if source not in inside:
-                read[source] = max(read.get(source, 0), shown)
+    read: dict[Node, int] = {}
+    for view in {operand for node in itertools.filterfalse(_is_shown, inside) for operand in operands(node)}:
+        source, shown = view, _elements(view)
+        while source in inside and _is_shown(source):
+            source = operands(source)[0]
+            shown = min(shown, _elements(source) or shown)
+        if source not in inside:
+            read[source] = min(read.get(source, 0) + shown, _elements(source))
     return sum(shown * _item(source) for source, shown in read.items())
 
 
